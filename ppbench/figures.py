@@ -9,21 +9,25 @@ A figure shows those of the given runs that are ok. Raises UsageError if they la
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Callable, Sequence
 
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from ppbench.analysis.metrics import MEDIAN
-from ppbench.display.cases import Axes, by_case, ok_runs, varying_axes
+from ppbench.display.cases import ok_runs, varying_axes
 from ppbench.display.formats import Theme
 from ppbench.display.stragglers import cause_in_words
 from ppbench.errors import UsageError, nearest
 from ppbench.explanation import stragglers_of_run
-from ppbench.report import charts
-from ppbench.report.charts.canvas import FONT
-from ppbench.report.charts.memory import memory_over_time
-from ppbench.report.charts.speed import PART_COLUMNS, has_scaling
+from ppbench.report.charts.canvas import FONT, Drawing, legend
+from ppbench.report.charts.chart import Measured
+from ppbench.report.charts.levels import memory_over_time
+from ppbench.report.charts.panels import figure_text
+from ppbench.report.charts.registry import CHARTS
 from ppbench.report.charts.stragglers import heat_map
 from ppbench.report.pages.timeline import run_names
 from ppbench.report.scripts import Picture
@@ -36,55 +40,43 @@ _COLORS = {  # of the paper, the ink, quiet text and lines
     Theme.light: ("#ffffff", "#1a1c1f", "#5d636b", "#e3e5e8"),
     Theme.dark: ("#15171a", "#e6e8ea", "#9ba2ab", "#2d3136"),
 }
+_MOST_COLUMNS, _LINE = 4, 32
+_LEGEND_PX, _TITLE_LINE_PX, _BETWEEN_PX = 40, 15, 90
 
 
 def throughput(results: Results, theme: str = "light") -> go.Figure:
     """Tokens/s of every case."""
-    runs, axes = _measured(results)
-    return _styled(charts.throughput(by_case(runs, axes), axes), theme)
+    return _of_cases("throughput", results, theme)
 
 
 def scaling(results: Results, theme: str = "light") -> go.Figure:
     """Tokens/s per rank relative to a single rank, against the number of ranks."""
-    runs, axes = _measured(results)
-    cases = by_case(runs, axes)
-    if not has_scaling(cases, axes):
-        raise UsageError("scaling: needs cases that differ in world_size and in nothing else")
-    return _styled(charts.scaling(cases, axes), theme)
+    return _of_cases("scaling", results, theme)
 
 
 def bubble(results: Results, theme: str = "light") -> go.Figure:
     """The bubble of every case, as measured and in theory."""
-    runs, axes = _measured(results)
-    return _styled(charts.bubble(by_case(runs, axes), axes), theme)
+    return _of_cases("bubble", results, theme)
 
 
 def idle(results: Results, theme: str = "light") -> go.Figure:
     """The idle time of every case, by cause."""
-    runs, axes = _measured(results, list(PART_COLUMNS.values()), "its idle time by cause")
-    return _styled(charts.idle(by_case(runs, axes), runs, axes), theme)
+    return _of_cases("idle", results, theme)
 
 
 def memory(results: Results, theme: str = "light") -> go.Figure:
     """Peak memory of every case, and of each of its ranks."""
-    runs, axes = _measured(results, ["peak_memory_bytes"], "its peak memory")
-    ranks = results.store.table("ranks", runs["run_id"])
-    return _styled(charts.peak_memory(by_case(runs, axes), runs, ranks, axes), theme)
+    return _of_cases("memory", results, theme)
 
 
 def pareto(results: Results, theme: str = "light") -> go.Figure:
     """Throughput against peak memory, with the Pareto front: the cases that none beats in both."""
-    runs, axes = _measured(results, ["peak_memory_bytes"], "its peak memory")
-    return _styled(charts.pareto(by_case(runs, axes), axes), theme)
+    return _of_cases("pareto", results, theme)
 
 
 def steps(results: Results, theme: str = "light") -> go.Figure:
     """The distribution of the measured step times of every case."""
-    runs, axes = _measured(results)
-    rows = results.store.table("steps", runs["run_id"])
-    if rows["step_ns"].isna().all():
-        raise _missing(results, "step times")
-    return _styled(charts.step_times(by_case(runs, axes), runs, rows, axes), theme)
+    return _of_cases("steps", results, theme)
 
 
 def timeline(
@@ -120,7 +112,7 @@ def levels_of_memory(
     if table.empty:
         raise UsageError(f"run {row['run_id']}: has no memory over time in the store")
     ranks = results.table("ranks", [row["run_id"]])
-    return _styled(memory_over_time(table, ranks), theme)
+    return _styled(_composed(memory_over_time(table, ranks)), theme)
 
 
 def stragglers(
@@ -186,7 +178,7 @@ def check_name(name: str) -> None:
 def _rows_named(results: Results, run: str | Sequence[str] | None) -> list[pd.Series]:
     """The named runs, or the last ok one."""
     if run is None:
-        return [_measured(results)[0].iloc[-1]]
+        return [_measured(results).iloc[-1]]
     chosen = results.named(run).runs
     return [row for _, row in chosen.iterrows()]
 
@@ -197,28 +189,65 @@ def _only(rows: list[pd.Series], name: str) -> pd.Series:
     return rows[0]
 
 
-def _measured(
-    results: Results, columns: Sequence[str] = (), what: str = ""
-) -> tuple[pd.DataFrame, Axes]:
-    """The ok runs that have values in the columns, and the settings in which they differ."""
+def _measured(results: Results) -> pd.DataFrame:
+    """The ok runs."""
     measured = ok_runs(results.runs)
     if measured.empty:
         failed = ", ".join(results.runs["status"].unique())
         raise UsageError(
             f"none of the {len(results)} runs is ok (status {failed}); nothing to draw"
         )
-    complete = measured.dropna(subset=list(columns))
-    if complete.empty:
-        raise _missing(results, what)
-    return complete, varying_axes(complete)
+    return measured
 
 
-def _missing(results: Results, what: str) -> UsageError:
-    return UsageError(f"none of the {len(results)} runs has {what}; nothing to draw")
+def _of_cases(name: str, results: Results, theme: str) -> go.Figure:
+    runs, chart = _measured(results), CHARTS[name]
+    drawing = chart.draw(Measured.of(results.store, runs, varying_axes(runs)))
+    if drawing is None:
+        raise UsageError(
+            f"{name}: none of the {len(results)} runs has {chart.needs}; nothing to draw"
+        )
+    return _styled(_composed(drawing), theme)
+
+
+def _composed(drawing: Drawing) -> go.Figure:
+    """The panels of a drawing in one figure."""
+    num = len(drawing.panels)
+    columns = min(num, _MOST_COLUMNS // 2 if drawing.row_px else _MOST_COLUMNS)
+    rows = math.ceil(num / columns)
+    titles = ["<br>".join(textwrap.wrap(panel["title"], _LINE)) for panel in drawing.panels]
+    row_px = drawing.height + _TITLE_LINE_PX * max(title.count("<br>") for title in titles)
+    figure = make_subplots(
+        rows,
+        columns,
+        subplot_titles=[figure_text(title).replace("&lt;br&gt;", "<br>") for title in titles],
+        shared_xaxes="all" if "x" in drawing.shared else False,
+        shared_yaxes="all" if "y" in drawing.shared else False,
+        horizontal_spacing=0.16 / columns,
+        vertical_spacing=_BETWEEN_PX / (rows * row_px) if rows > 1 else 0,
+    )
+    for number, panel in enumerate(drawing.panels):
+        row, column = (at + 1 for at in divmod(number, columns))
+        for trace in panel["data"]:
+            figure.add_trace(trace, row=row, col=column)
+        layout = panel["layout"]
+        figure.update_xaxes(layout["xaxis"], showticklabels=True, row=row, col=column)
+        figure.update_yaxes(layout["yaxis"], showticklabels=True, row=row, col=column)
+        for shape in layout.get("shapes", ()):
+            figure.add_shape(shape, row=row, col=column)
+    first = drawing.panels[0]["layout"]
+    height = rows * row_px + _LEGEND_PX
+    return figure.update_layout(
+        barmode=first.get("barmode"),
+        hovermode="closest",
+        height=height,
+        margin={"l": 64, "r": 12, "t": _LEGEND_PX + 24, "b": 48},
+        legend={**legend(), "y": 1 + _LEGEND_PX / height},
+    )
 
 
 def _styled(figure: go.Figure | Picture, theme: str) -> go.Figure:
-    """The figure with the colours that it leaves open, as figures.js sets them on a page."""
+    """The figure with the colours that it leaves open, as charts.js sets them on a page."""
     if theme not in list(Theme):
         raise UsageError(f'theme: unknown "{theme}"{nearest(theme, Theme)}')
     paper, ink, quiet, line = _COLORS[Theme(theme)]

@@ -9,22 +9,16 @@ from __future__ import annotations
 import html
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from ppbench.errors import UsageError
-from ppbench.report.charts.panels import arrangement
-from ppbench.report.scripts import figure_json, library
+from ppbench.report.scripts import library, script_json
 
 _PICTURES = (".png", ".svg", ".pdf")
 IMAGE_SUFFIXES = (*_PICTURES, ".html", ".json")
 _WIDTH_PX, _HEIGHT_PX = 1100, 450
-_LEAST_PANEL_PX = 240
-_CHARACTER_PX = 7
-_KEY_PX, _LEGEND_ROW_PX = 40, 29  # of a legend: the symbol of a series with its gaps; a row
-_ROW_NAME_PX = 20  # the gaps beside the name of a row of cases
 _SVG_ID = re.compile(r'id="defs-([0-9a-f]{6})"')
 _PDF_DATE = re.compile(rb"/(CreationDate|ModDate) \(D:\d{14}")
 _EPOCH = rb"/\1 (D:19700101000000"
@@ -67,7 +61,7 @@ class Size:
 def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
     """Return the content of a file with one of `IMAGE_SUFFIXES`. Raises UsageError."""
     width = size.width or figure.layout.width or _WIDTH_PX
-    sized = _arranged(figure, width)
+    sized = go.Figure(figure)
     height = size.height or sized.layout.height or _HEIGHT_PX
     sized.update_layout(width=width, height=height)
     if suffix == ".json":
@@ -77,7 +71,7 @@ def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
             title=html.escape(str(sized.layout.title.text or "ppbench")),
             paper=sized.layout.template.layout.paper_bgcolor,
             library=library(),
-            figure=figure_json(sized),
+            figure=script_json(sized.to_plotly_json()),
         )
     try:
         import kaleido
@@ -105,36 +99,6 @@ def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
             f"the browser failed to draw the picture: {message}; {_BROWSER_HINT}"
         ) from error
     return _reproducible(picture)
-
-
-def _arranged(figure: go.Figure, width: int) -> go.Figure:
-    """Return a copy with its panels in as many columns as fit, and room for its legend."""
-    copy = go.Figure(figure)
-    meta = copy.layout.meta
-    panels = meta.get("panels") if isinstance(meta, Mapping) else None
-    if panels is None:
-        return copy
-    most = min(len(panels["titles"]), panels["maxColumns"], width // _LEAST_PANEL_PX)
-    copy.update_layout(arrangement(panels, max(1, most)))
-    # Plotly reserves height for one row of the legend only; the number of rows is an estimate.
-    margin, names = copy.layout.margin, copy.layout.yaxis
-    room = width - margin.l - margin.r
-    if names.automargin:  # names of rows on the left
-        room -= _ROW_NAME_PX + max(map(_text_px, names.ticktext), default=0)
-    further, used = 0, 0
-    for trace in copy.data:
-        if trace.showlegend is not False:
-            needed = _KEY_PX + _text_px(trace.name or "")
-            is_next = used > 0 and used + needed > room
-            further, used = (further + 1, needed) if is_next else (further, used + needed)
-    further_px = further * _LEGEND_ROW_PX
-    return copy.update_layout(
-        margin={"t": margin.t + further_px}, height=copy.layout.height + further_px
-    )
-
-
-def _text_px(text: str) -> int:
-    return len(html.unescape(text)) * _CHARACTER_PX
 
 
 def _reproducible(picture: bytes) -> bytes:

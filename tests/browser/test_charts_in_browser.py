@@ -6,17 +6,13 @@ import json
 import random
 from dataclasses import replace
 
-import pandas as pd
-import plotly.graph_objects as go
 import pytest
 from chromium import Browser, Tab
 from screens import needs_browser
 from stored_runs import run_row, store_with
 
 from ppbench.config.case import Case
-from ppbench.display.cases import by_case
-from ppbench.report import charts
-from ppbench.report.charts.memory import pareto_front
+from ppbench.report.charts.pareto import pareto_front
 from ppbench.report.pages.report import write_report
 
 pytestmark = needs_browser
@@ -63,8 +59,8 @@ def test_the_front_is_that_of_the_cases_that_are_left(
     kept = [case.case_id for case, *_ in FIGURES if case not in hidden]
     found = tab.evaluate(f"""(() => {{
       const text = document.querySelector("#pareto .chart").nextElementSibling.textContent;
-      const figure = figureOf(JSON.parse(text), new Set({json.dumps(kept)}));
-      const [line] = withFronts(figure).data.filter((trace) => trace.meta?.isFront);
+      const [panel] = panelsOf(JSON.parse(text), new Set({json.dumps(kept)}));
+      const [line] = panel.data.filter((trace) => trace.name === "front");
       return line.x.map((x, n) => [x, line.y[n]]);
     }})()""")
     assert found == front
@@ -75,31 +71,29 @@ def test_every_rank_of_every_case_is_drawn_beside_its_bar(tab: Tab) -> None:
     assert tab.evaluate(in_chart) == 2 * len(FIGURES)
 
 
-def test_titles_of_panels_side_by_side_do_not_overlap(tab: Tab) -> None:
-    names = [f"organisation/model-{n}-with-a-very-long-name-as-they-are-found" for n in range(5)]
-    cases = [replace(AFAB, model_preset=name, world_size=n) for name in names for n in (1, 2)]
-    runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
-    axes = ("world_size", "model_preset")
-    drawn = go.Figure(charts.throughput(by_case(runs, axes), axes)).to_json()
-    titles, others = tab.evaluate(f"""(() => {{
+def test_a_click_on_a_name_of_the_legend_hides_what_has_it(tab: Tab) -> None:
+    found = tab.evaluate("""(async () => {
       const chart = document.querySelector("#throughput .chart");
-      chart.nextElementSibling.textContent = {json.dumps(drawn)};
-      figures.select(null);
-      return [".annotation", ".legend, .xtick"].map((marks) => (
-        [...chart.querySelectorAll(marks)].map((mark) => {{
-          const {{ left, right, top, bottom }} = mark.getBoundingClientRect();
-          return [left, right, top, bottom];
-        }})));
-    }})()""")
-    assert len(titles) == len(names)
-    for number, title in enumerate(titles):
-        assert not any(_overlap(title, other) for other in [*titles[:number], *others])
+      const keys = () => [...chart.querySelectorAll(".keys button")];
+      const key = () => keys().find((one) => one.textContent.includes("afab"));
+      const names = () => chart.querySelector(".plot").data.map((trace) => trace.name);
+      key().click();
+      const hidden = [names().includes("afab"), key().ariaPressed];
+      key().click();
+      return [...hidden, names().includes("afab"), key().ariaPressed];
+    })()""")
+    assert found == [False, "false", True, "true"]
 
 
-def _overlap(one: list[float], other: list[float]) -> bool:
-    (left, right, top, bottom), (other_left, other_right, other_top, other_bottom) = one, other
-    beside = right <= other_left or other_right <= left
-    return not beside and top < other_bottom and other_top < bottom
+def test_panels_have_one_scale_that_holds_all_values(tab: Tab) -> None:
+    found = tab.evaluate("""(() => {
+      const panel = (y, error) => ({
+        data: [{ x: y.map((_, n) => n), y, error_y: error && { array: [error], arrayminus: [0] } }],
+        layout: { yaxis: { rangemode: "tozero" } },
+      });
+      return commonRange([panel([1, 4]), panel([3], 2)], "y");
+    })()""")
+    assert found == pytest.approx([0, 5.3])
 
 
 def test_no_chart_complains(tab: Tab) -> None:

@@ -8,20 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from chromium import Browser, Tab
+from made_pages import NASTY, failure_pages
 from screens import DESK, PHONE, assert_sound, keep, needs_browser
-from stored_runs import rewrite, run_row, store_failed, store_with
-
-from ppbench.config.case import Case
-from ppbench.report.pages.report import write_report
-from ppbench.report.pages.timeline import write_timeline
 
 pytestmark = needs_browser
 OPEN = ("0B0", "1B0")
 """By rank: where each is when rank 1 is stopped."""
-NASTY = "</script><script>document.title = 'taken over'</script> & <b>bold</b>"
 LOOK = """
 const isDrawn = (div) => div?.timeline?.drawn != null;
 """
@@ -35,17 +29,6 @@ START = """(() => {
 })()"""
 
 
-def write_pages(folder: Path) -> tuple[Path, Path]:
-    """A report on a run that is ok and one whose rank 1 was stopped, and the latter's timeline."""
-    store = store_with(folder / "results", [run_row(1, Case(), model_preset=NASTY)])
-    run = store_failed(store, run_row(2, Case(num_microbatches=4), model_preset=NASTY))
-    rewrite(store, pd.Series({**run, "error": f"{run['error']}\n{NASTY}"}), {})
-    report, line = folder / "failures.html", folder / "failed-timeline.html"
-    write_report(report, store, store.runs(), title="demo", command="ppbench", sweep_text=None)
-    write_timeline(line, store, store.runs().iloc[[1]].reset_index(drop=True))
-    return report, line
-
-
 @dataclass(frozen=True)
 class Opened:
     """A page whose `div` is the chart of the run that failed."""
@@ -56,7 +39,7 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return write_pages(tmp_path_factory.mktemp("failures"))
+    return failure_pages(tmp_path_factory.mktemp("failures"))
 
 
 @pytest.fixture(

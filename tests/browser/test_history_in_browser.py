@@ -7,21 +7,18 @@ from pathlib import Path
 import pytest
 from chromium import Browser, Tab
 from gestures import click, key
-from histories import CASE, OTHER, CommitFacts, Runs, five
-from screens import DESK, assert_sound, keep, needs_browser
+from made_pages import BAD, NASTY, history_page, sha
+from screens import DESK, keep, needs_browser
 
-from ppbench.commits.series import history
-from ppbench.display.metrics import METRICS
-from ppbench.report.pages.history import HistoryPage, render_history
-from ppbench.report.pages.templates import write_page
+from ppbench.report.pages.templates import from_anywhere
 
 pytestmark = needs_browser
-NASTY = "</script><script>document.title = 'taken over'</script> & <b>'ünïcode'</b>"
-NUM, BAD, NARROW = 10, 6, 400
+NARROW = 400
 LOOK = """
 const isDrawn = (div) => div?.querySelector(".main-svg, .tl-axis") != null;
 const section = all(".series").find((one) => one.querySelector('[data-opens="change 0"]'));
 const chart = section.querySelector(".chart");
+const plot = () => section.querySelector(".chart .plot");
 const panel = section.querySelector(".panel");
 const timelines = () => panel.querySelector(".chart");
 const opener = (key) => section.querySelector(`.openers [data-opens="${key}"]`);
@@ -29,26 +26,9 @@ const shownSections = () => all(".series").filter((one) => one.checkVisibility()
 """
 
 
-def sha(number: int) -> str:
-    return f"{number:x}" * 40
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The seventh of ten commits makes one case slower and leaves the other; one did not run."""
-    folder = tmp_path_factory.mktemp("history")
-    runs = Runs(folder / "results")
-    for number in range(NUM):
-        told = CommitFacts(sha(number), number, NASTY if number == BAD else f"change {number}")
-        level = 1000.0 if number < BAD else 900.0
-        runs.add_launches(told, CASE, [None] if number == 2 else five(level, number)[:2])
-    for number in range(2):
-        runs.add_launches(CommitFacts(sha(number), number), OTHER, five(2000.0, number)[:2])
-    metric = METRICS["tokens_per_s"]
-    found = history(results=runs.store.folder)
-    told_page = HistoryPage(metric, found.series, found.notes, found.line, "ppbench history")
-    write_page(folder / "page.html", render_history(runs.store, told_page))
-    return folder / "page.html"
+    return history_page(tmp_path_factory.mktemp("history"))
 
 
 def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
@@ -71,11 +51,11 @@ def phone(browser: Browser, page: Path) -> Tab:
 def click_on(tab: Tab, trace: str, number: int) -> None:
     """Click on a marker of the chart."""
     place = tab.evaluate(f"""(() => {{
-      const n = chart.data.findIndex((one) => one.name === "{trace}");
-      const {{ x, y, yaxis }} = chart.data[n];
-      const axes = chart._fullLayout, vertical = axes[(yaxis ?? "y").replace("y", "yaxis")];
+      const n = plot().data.findIndex((one) => one.name === "{trace}");
+      const {{ x, y, yaxis }} = plot().data[n];
+      const axes = plot()._fullLayout, vertical = axes[(yaxis ?? "y").replace("y", "yaxis")];
       chart.scrollIntoView();
-      const at = chart.getBoundingClientRect();
+      const at = plot().getBoundingClientRect();
       return [
         at.left + axes._size.l + axes.xaxis.d2p(x[{number}]),
         at.top + vertical._offset + vertical.d2p(y[{number}]),
@@ -92,7 +72,8 @@ def test_a_click_on_a_change_shows_the_commit_the_command_and_both_timelines(des
     assert desk.evaluate("panel.querySelector('.subject').textContent") == NASTY
     commands = desk.evaluate("texts('.commands pre', panel)")
     assert sha(BAD) in commands
-    assert f"ppbench compare {sha(BAD - 1)[:12]} {sha(BAD)[:12]}" in commands
+    command = f"ppbench compare {sha(BAD - 1)[:12]} {sha(BAD)[:12]}"
+    assert from_anywhere(command) in commands
     assert desk.evaluate("until(() => isDrawn(timelines()))")
     titles = desk.evaluate("texts('.tl-title', timelines())")
     assert any(title.startswith(sha(BAD - 1)[:9]) for title in titles)
@@ -131,7 +112,11 @@ def test_the_command_is_copied_from_the_panel(desk: Tab) -> None:
     })()""")
     key(desk, "Enter")
     assert desk.evaluate("until(() => globalThis.copied !== undefined)")
-    assert str(desk.evaluate("globalThis.copied")).strip().startswith("ppbench compare ")
+    assert (
+        str(desk.evaluate("globalThis.copied"))
+        .strip()
+        .startswith(from_anywhere("ppbench compare "))
+    )
     desk.evaluate("until(() => panel.querySelectorAll('.copy')[1].textContent === 'Copied')")
 
 
@@ -155,11 +140,3 @@ def test_on_a_phone_in_the_dark_nothing_is_wider_than_the_screen(phone: Tab) -> 
     color = "getComputedStyle(chart.querySelector('.xtick text')).fill"
     assert phone.evaluate(color) == "rgb(155, 162, 171)"
     keep(phone, "history-phone-dark")
-
-
-def test_the_page_has_no_error_and_requests_nothing_but_itself(
-    desk: Tab, phone: Tab, page: Path
-) -> None:
-    for tab in (desk, phone):
-        assert_sound(tab, page)
-        assert tab.evaluate("document.title") == "tokens_per_s over commits"

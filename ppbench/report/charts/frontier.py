@@ -17,7 +17,7 @@ from typing import Any
 
 from ppbench.display.units import size, size_unit
 from ppbench.report.charts.forest import Scale
-from ppbench.report.charts.memory import pareto_front
+from ppbench.report.charts.pareto import pareto_front
 
 _PADDING = 0.06  # of the range, on each side
 _MOST_TICKS = 5

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-
 from ppbench.display.changes import discount_text
 from ppbench.display.colors import GREEN, MEDIUM_BLUE, PURPLE, VERMILLION, translucent
 from ppbench.display.fields import field_of, figure
@@ -19,6 +17,7 @@ from ppbench.errors import shortened
 from ppbench.judge.evidence import Metric
 from ppbench.report.charts.canvas import NEUTRAL, PLAIN
 from ppbench.report.charts.panels import figure_text
+from ppbench.report.scripts import Picture
 from ppbench.statistics.change_points import Step
 from ppbench.statistics.series import Point, Series
 
@@ -31,7 +30,7 @@ _LEAST_SPAN = 0.02  # of the values, or two points, so that a steady series look
 _LONGEST_SUBJECT = 60
 
 
-def history_chart(series: Series) -> go.Figure:
+def history_chart(series: Series) -> Picture:
     """Return the chart of one series.
 
     The `customdata` of a clickable mark is the index of its commit, or `change N`.
@@ -133,118 +132,110 @@ def history_chart(series: Series) -> go.Figure:
     failed = [(place, point) for place, point in every if point.failures]
     gaps = [(place, point) for place, point in every if place and point.num_before]
     has_counts = len(gaps) <= _MOST_COUNTS
-    chart = go.Figure(layout=layout)
-    chart.add_traces(
-        [
-            go.Scatter(
-                name="interval",
-                x=[x for x, _ in band],
-                y=[y for _, y in band],
-                mode="lines",
-                line={"width": 0},
-                fill="toself",
-                fillcolor=translucent(MEDIUM_BLUE, 0.2),
-                hoverinfo="skip",
-            ),
-            go.Scatter(
-                name="level",
-                x=[x for x, _ in lines],
-                y=[y for _, y in lines],
-                mode="lines",
-                line={"color": MEDIUM_BLUE, "width": 2},
-                hoverinfo="skip",
-            ),
-            go.Scatter(
-                name="launch",
-                x=[place for place, _ in launches],
-                y=[value for _, value in launches],
-                mode="markers",
-                marker={"size": 4, "color": translucent(MEDIUM_BLUE, 0.5), "line": {"width": 0}},
-                hoverinfo="skip",
-            ),
-            _clickable(
-                medians,
-                [(point.value or 0.0) * factor for _, point in medians],
-                [_median_text(series, place) for place, _ in medians],
-                name="median",
-                marker={"size": 8, "color": MEDIUM_BLUE, "line": {"width": 1}},
-            ),
-            _clickable(  # a ring around each launch that counts for no level and no change
-                [(place, point) for place, point, _, _ in discounted],
-                [value for *_, value in discounted],
-                [
-                    f"{heading(point)}<br>run {launch.run_id} counts for no level and no change: "
-                    f"{discount_text(discounts[launch.run_id], launch.slowdown)}"
-                    for _, point, launch, _ in discounted
+    traces = [
+        _scatter(
+            name="interval",
+            x=[x for x, _ in band],
+            y=[y for _, y in band],
+            mode="lines",
+            line={"width": 0},
+            fill="toself",
+            fillcolor=translucent(MEDIUM_BLUE, 0.2),
+            hoverinfo="skip",
+        ),
+        _scatter(
+            name="level",
+            x=[x for x, _ in lines],
+            y=[y for _, y in lines],
+            mode="lines",
+            line={"color": MEDIUM_BLUE, "width": 2},
+            hoverinfo="skip",
+        ),
+        _scatter(
+            name="launch",
+            x=[place for place, _ in launches],
+            y=[value for _, value in launches],
+            mode="markers",
+            marker={"size": 4, "color": translucent(MEDIUM_BLUE, 0.5), "line": {"width": 0}},
+            hoverinfo="skip",
+        ),
+        _clickable(
+            medians,
+            [(point.value or 0.0) * factor for _, point in medians],
+            [_median_text(series, place) for place, _ in medians],
+            name="median",
+            marker={"size": 8, "color": MEDIUM_BLUE, "line": {"width": 1}},
+        ),
+        _clickable(  # a ring around each launch that counts for no level and no change
+            [(place, point) for place, point, _, _ in discounted],
+            [value for *_, value in discounted],
+            [
+                f"{heading(point)}<br>run {launch.run_id} counts for no level and no change: "
+                f"{discount_text(discounts[launch.run_id], launch.slowdown)}"
+                for _, point, launch, _ in discounted
+            ],
+            name="discounted",
+            marker={
+                "size": 14,
+                "symbol": "circle-open",
+                "color": NEUTRAL,
+                "line": {"width": 1.5, "color": NEUTRAL},
+            },
+        ),
+        _clickable(
+            failed,
+            [0.5] * len(failed),
+            [f"{heading(point)}<br>{failure_text(point)}" for _, point in failed],
+            name="did not run",
+            marker={"size": 8, "color": VERMILLION, "symbol": "x", "line": {"width": 0}},
+            yaxis="y2",
+        ),
+        _scatter(  # the numbers of unmeasured commits between two points
+            name="not measured",
+            x=[place - 0.5 for place, _ in gaps],
+            y=[0.5] * len(gaps),
+            yaxis="y2",
+            mode="text" if has_counts else "markers",
+            text=[f"{point.num_before:,}" if has_counts else "" for _, point in gaps],
+            textfont={"size": 10, "color": NEUTRAL},
+            marker={"symbol": "line-ew", "size": 5, "line": {"width": 1, "color": NEUTRAL}},
+            hovertext=[f"{counted(point.num_before, 'commit')} not measured" for _, point in gaps],
+            hovertemplate="%{hovertext}<extra></extra>",
+        ),
+        _scatter(
+            name="change",
+            x=[step.first for step in steps],
+            y=[high + span * _ABOVE / 2] * len(steps),
+            mode="markers+text",
+            marker={
+                "size": 11,
+                "color": [color_of(series, step) for step in steps],
+                "symbol": [
+                    "triangle-up" if step.size.estimate > 0 else "triangle-down" for step in steps
                 ],
-                name="discounted",
-                marker={
-                    "size": 14,
-                    "symbol": "circle-open",
-                    "color": NEUTRAL,
-                    "line": {"width": 1.5, "color": NEUTRAL},
-                },
-            ),
-            _clickable(
-                failed,
-                [0.5] * len(failed),
-                [f"{heading(point)}<br>{failure_text(point)}" for _, point in failed],
-                name="did not run",
-                marker={"size": 8, "color": VERMILLION, "symbol": "x", "line": {"width": 0}},
-                yaxis="y2",
-            ),
-            go.Scatter(  # the numbers of unmeasured commits between two points
-                name="not measured",
-                x=[place - 0.5 for place, _ in gaps],
-                y=[0.5] * len(gaps),
-                yaxis="y2",
-                mode="text" if has_counts else "markers",
-                text=[f"{point.num_before:,}" if has_counts else "" for _, point in gaps],
-                textfont={"size": 10, "color": NEUTRAL},
-                marker={"symbol": "line-ew", "size": 5, "line": {"width": 1, "color": NEUTRAL}},
-                hovertext=[
-                    f"{counted(point.num_before, 'commit')} not measured" for _, point in gaps
-                ],
-                hovertemplate="%{hovertext}<extra></extra>",
-            ),
-            go.Scatter(
-                name="change",
-                x=[step.first for step in steps],
-                y=[high + span * _ABOVE / 2] * len(steps),
-                mode="markers+text",
-                marker={
-                    "size": 11,
-                    "color": [color_of(series, step) for step in steps],
-                    "symbol": [
-                        "triangle-up" if step.size.estimate > 0 else "triangle-down"
-                        for step in steps
-                    ],
-                    "line": {"width": 0},
-                },
-                text=[
-                    f"<b>{'spike ' * step.is_spike}{size_text(step, metric)}</b>" for step in steps
-                ],
-                textposition=[
-                    "middle left" if step.first > len(series.points) / 2 else "middle right"
-                    for step in steps
-                ],
-                cliponaxis=False,
-                customdata=[f"change {number}" for number in range(len(steps))],
-                hovertext=[
-                    f"<b>{size_text(step, metric)}</b>, {interval_text(step, metric)}"
-                    f"<br>most likely with {heading(series.points[step.first])}"
-                    + (
-                        "<br>and no other commit"
-                        if step.num_commits == 1
-                        else f"<br>one of {counted(step.num_commits, 'commit')} caused it"
-                    )
-                    for step in steps
-                ],
-                hovertemplate="%{hovertext}<extra></extra>",
-            ),
-        ]
-    )
-    return chart
+                "line": {"width": 0},
+            },
+            text=[f"<b>{'spike ' * step.is_spike}{size_text(step, metric)}</b>" for step in steps],
+            textposition=[
+                "middle left" if step.first > len(series.points) / 2 else "middle right"
+                for step in steps
+            ],
+            cliponaxis=False,
+            customdata=[f"change {number}" for number in range(len(steps))],
+            hovertext=[
+                f"<b>{size_text(step, metric)}</b>, {interval_text(step, metric)}"
+                f"<br>most likely with {heading(series.points[step.first])}"
+                + (
+                    "<br>and no other commit"
+                    if step.num_commits == 1
+                    else f"<br>one of {counted(step.num_commits, 'commit')} caused it"
+                )
+                for step in steps
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
+        ),
+    ]
+    return {"data": traces, "layout": layout}
 
 
 def color_of(series: Series, step: Step) -> str:
@@ -262,6 +253,10 @@ def interval_text(step: Step, metric: Metric) -> str:
     return f"{100 * step.size.low:+.1f} to {100 * step.size.high:+.1f} {unit}"
 
 
+def _scatter(**settings: object) -> Picture:
+    return {**settings, "type": "scatter"}
+
+
 def _clickable(
     drawn: Sequence[tuple[int, Point]],
     y: Sequence[float],
@@ -270,8 +265,8 @@ def _clickable(
     name: str,
     marker: dict[str, object],
     yaxis: str = "y",
-) -> go.Scatter:
-    return go.Scatter(
+) -> Picture:
+    return _scatter(
         name=name,
         x=[place for place, _ in drawn],
         y=list(y),

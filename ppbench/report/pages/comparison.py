@@ -5,7 +5,7 @@ It holds no chart of plotly, so it is small and opens at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -23,10 +23,13 @@ from ppbench.display.changes import (
     span_name,
     verdict_text,
 )
+from ppbench.display.commands import command as command_of
 from ppbench.display.fields import field_of
+from ppbench.display.metrics import METRICS
 from ppbench.display.units import MISSING, counted, percent
-from ppbench.judge.verdicts import SPEED, Verdict
-from ppbench.report.charts.forest import mark_of, scale_of
+from ppbench.judge.evidence import Metric
+from ppbench.judge.verdicts import SPEED, Change, Verdict
+from ppbench.report.charts.forest import Scale, mark_of, scale_of
 from ppbench.report.pages.provenance import COMPARISON, about_runs, environments
 from ppbench.report.pages.templates import render
 
@@ -54,11 +57,8 @@ def render_comparison(compared: Comparison, breakdowns: Sequence[Breakdown], com
         base, head = (figure_text(metric, value) for value in (change.base, change.head))
         discounts = f", {len(line.discounted)} discounted" if line.discounted else ""
         cells[line.series, metric] = {
+            **cell_of(metric, change, scales[metric]),
             "name": field_of(metric.name).heading,
-            "change": change_text(metric, change),
-            "verdict": verdict_text(metric, change.verdict),
-            "color": _COLORS.get(change.verdict, str(change.verdict)),
-            "mark": mark_of(metric, change, scales[metric]),
             "figures": f"{base} → {head}",
             "counts": f"{change.num_base} and {counted(change.num_head, 'launch')}{discounts}",
         }
@@ -99,6 +99,37 @@ def render_comparison(compared: Comparison, breakdowns: Sequence[Breakdown], com
         environments=environments(runs),
         command=command,
     )
+
+
+def cell_of(metric: Metric, change: Change, scale: Scale) -> dict[str, object]:
+    """Return a change in words, and its mark on the scale of its strips."""
+    return {
+        "change": change_text(metric, change),
+        "verdict": verdict_text(metric, change.verdict),
+        "color": _COLORS.get(change.verdict, str(change.verdict)),
+        "mark": mark_of(metric, change, scale),
+    }
+
+
+def pairs_of(
+    names: Sequence[str], changes: Mapping[tuple[int, int], Change], arms: Sequence[int]
+) -> dict[str, object] | None:
+    """Return how the first of these names compares with each other; None where nothing is known.
+
+    `arms` are the numbers that `changes` has for the names.
+    """
+    metric = METRICS[SPEED]
+    known = [
+        (name, changes[arms[0], arm])
+        for name, arm in zip(names[1:], arms[1:], strict=True)
+        if (arms[0], arm) in changes
+    ]
+    if not any(change.has_interval for _, change in known):
+        return None
+    scale = scale_of(metric, [change for _, change in known])
+    panel = {"scale": scale, "ends": ("slower", "faster")}
+    rows = [(name, cell_of(metric, change, scale)) for name, change in known]
+    return {"first": names[0], "panel": panel, "rows": rows}
 
 
 def facts_of(compared: Comparison) -> list[tuple[str, str]]:
@@ -152,6 +183,7 @@ def _sentence(base: str, head: str, lines: Sequence[Line]) -> str:
 
 def _part(breakdown: Breakdown, compared: Comparison) -> dict[str, object]:
     """Return the spans of a series that moved, and the command that draws both sides."""
+    folder = compared.base.store.folder
     ids = []  # the launch of each side whose throughput is the median, or next to it
     for runs in (breakdown.series.base, breakdown.series.head):
         known = runs.dropna(subset=[SPEED]).sort_values([SPEED, "run_id"])
@@ -171,7 +203,7 @@ def _part(breakdown: Breakdown, compared: Comparison) -> dict[str, object]:
             for part in breakdown.moved
             if part.has_moved
         ],
-        "command": f"ppbench timeline {' '.join(ids)}" if ids else "",
+        "command": command_of("timeline", *ids, results=folder) if ids else "",
     }
 
 

@@ -29,7 +29,7 @@ from ppbench.display.units import (
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.evidence import RESOLUTION
 from ppbench.judge.verdicts import Change, Verdict
-from ppbench.report.charts.memory import pareto_front
+from ppbench.report.charts.pareto import pareto_front
 from ppbench.report.pages.advice import advice, more_launches
 from ppbench.report.pages.judgement import (
     LEAST_SAVED,

@@ -28,7 +28,7 @@ from ppbench.report.charts.history import (
     size_text,
 )
 from ppbench.report.pages.provenance import HISTORY, about_runs
-from ppbench.report.pages.templates import render
+from ppbench.report.pages.templates import from_anywhere, render
 from ppbench.report.timeline.timelines import Timeline, timeline
 from ppbench.statistics.change_points import Step
 from ppbench.statistics.series import Point, Series, State
@@ -155,7 +155,12 @@ def _panels(
             "sentences": sentences,
             "facts": facts,
             "commands": [
-                (name, f"{text} {page.options}".rstrip() if text.startswith("ppbench ") else text)
+                (
+                    name,
+                    from_anywhere(f"{text} {page.options}".rstrip())
+                    if text.startswith("ppbench ")
+                    else text,
+                )
                 for name, text in commands
             ],
             "figure": name,

@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.display.cases import by_case, case_text, ok_runs, varying_axes
+from ppbench.display.cases import case_text, ok_runs, varying_axes
+from ppbench.display.commands import command as command_of
+from ppbench.display.commands import option_words
 from ppbench.display.explanation import headline, what_if, with_parts
 from ppbench.display.formats import Assets
 from ppbench.display.stragglers import cause_in_words
 from ppbench.errors import StoreError
 from ppbench.explanation import stragglers_of_run
-from ppbench.report import charts
-from ppbench.report.charts.catalogue import charts_of
+from ppbench.report.charts.chart import Measured
+from ppbench.report.charts.pareto import pareto
+from ppbench.report.charts.registry import CHARTS
 from ppbench.report.charts.stragglers import heat_map
+from ppbench.report.pages.comparison import pairs_of
 from ppbench.report.pages.conclusions import conclude
-from ppbench.report.pages.judgement import Judged, judge
+from ppbench.report.pages.judgement import Judged, axis_answer, judge
 from ppbench.report.pages.provenance import (
     about_report,
     common,
@@ -28,7 +32,6 @@ from ppbench.report.pages.provenance import (
 )
 from ppbench.report.pages.strips import median_run, strips
 from ppbench.report.pages.tables import (
-    CONCERNS,
     bubbles,
     case_list,
     cautioned,
@@ -78,21 +81,32 @@ def render_report(
             measured["case_id"].isin(first.case_ids) & measured["peak_memory_bytes"].notna()
         ]
         if len(own["case_id"].unique()) > 1:
-            front = charts.pareto(by_case(own, first.axes), first.axes, panel_px=_FRONT_PX)
+            front = pareto(Measured.of(store, own, first.axes), _FRONT_PX)
         small = strips(store, runs, first)
+    pairs, whole = None, axis_answer(judged)
+    if whole is not None:
+        pairs = pairs_of(whole.names, whole.lead.changes, whole.arms)
+    elif first is not None and first.lead is not None:
+        names = [first.name(case) for _, case in first.cases.iterrows()]
+        pairs = pairs_of(names, first.lead.changes, first.arms)
     peaks = runs.loc[runs["mfu"].notna(), "mfu_peak"].dropna()
     cautions, groups = cautioned(runs, axes), failure_groups(failures(store, runs, axes))
     num_failed = sum(len(group["failures"]) for group in groups)
-    drawn = charts_of(store, runs, judged.of_runs, axes)
+    drawn = []
+    if len(measured):
+        of_runs = Measured(store, measured, judged.of_runs, axes)
+        tried = [(chart, chart.draw(of_runs)) for chart in CHARTS.values()]
+        drawn = [(chart, drawing) for chart, drawing in tried if drawing is not None]
     parts = idle_parts(measured, axes)
     lines, line_groups = timelines(store, runs, axes)
     damaged = store.damaged  # after all reading of the store
     sections = [
         ("answer", "Answer", True),
+        ("pairs", "Pair by pair", pairs),
         ("smaller", "With less memory", conclusions.smaller),
         ("others", "Other settings", conclusions.others),
         ("damaged", "Damaged files", damaged),
-        *((chart.name, chart.heading, True) for chart in drawn),
+        *((chart.name, chart.heading, True) for chart, _ in drawn),
         ("causes", "Why ranks were idle", parts.rows),
         ("timelines", "Timelines", line_groups),
         ("runs", "Runs", True),
@@ -115,11 +129,12 @@ def render_report(
         # An MFU may refer to a peak that was measured, which differs from launch to launch.
         measures_peak=any(str(peak).startswith("measured") for peak in peaks),
         pictures={"front": front, "strips": small},
+        pairs=pairs,
         damaged=damaged,
         filters=filters(runs, axes),
         cases=case_list(runs, axes),
         cautions=cautions,
-        concerns=CONCERNS,
+        concerns={chart.name: [one.name for one in chart.concerns] for chart, _ in drawn},
         num_cases=runs["case_id"].nunique(),
         failures=groups,
         failure_counts=failure_counts(runs),
@@ -130,6 +145,7 @@ def render_report(
         stragglers=picture,
         timelines=lines,
         groups=line_groups,
+        options="".join(f" {shlex.quote(word)}" for word in option_words(results=store.folder)),
         rivalry=rivalry(axes).replace("_", " "),
         has_replicas=bool((runs["replicas"] > 1).any()),
         cases_of=dict(zip(runs["run_id"], runs["case_id"], strict=True)),
@@ -169,7 +185,7 @@ def report_runs(
 
     By default it lies in the folder `reports`, whose index is rebuilt when a page is added to it.
     """
-    command = shlex.join(["ppbench", "report", *names])
+    command = command_of("report", *names, results=store.folder, output=output)
     if names:
         runs = store.named(names).sort_values("run_id")
         sweeps = runs["sweep_id"].dropna().unique()
@@ -210,5 +226,6 @@ def _idle_answers(
         run_id, found = stragglers_of_run(store, str(run["run_id"]))
     except StoreError:  # its spans are lost
         return answers, None
-    answers.append(f"{cause_in_words(found)} More of it: ppbench stragglers {run_id}")
+    more = command_of("stragglers", run_id, results=store.folder)
+    answers.append(f"{cause_in_words(found)} More of it: {more}")
     return answers, heat_map(found.by_worker, "S of each rank: how much longer it makes a step")

@@ -25,21 +25,6 @@ from ppbench.store import Store
 
 NOT_GIVEN = "none"
 _DIGITS = re.compile(r"[0-9]+")
-CONCERNS: Mapping[str, tuple[str, ...]] = {
-    Caution.not_finite.name: ("throughput", "scaling", "pareto"),
-    Caution.oversubscribed.name: ("throughput", "scaling", "bubble", "pareto", "idle", "steps"),
-    Caution.time_sliced.name: ("throughput", "scaling", "bubble", "pareto", "idle", "steps"),
-    Caution.noisy_steps.name: ("throughput", "steps"),
-    Caution.unsettled_steps.name: ("throughput", "steps"),
-    Caution.behind_plan.name: ("throughput", "bubble", "idle"),
-    Caution.coarse_clock.name: ("bubble", "idle"),
-    Caution.busy_machine.name: ("throughput", "bubble", "steps"),
-    Caution.throttled.name: ("throughput", "steps"),
-    Caution.few_steps.name: ("throughput", "steps"),
-    Caution.bare_stage.name: ("bubble", "memory"),
-    Caution.no_warmup.name: ("throughput", "steps"),
-}
-"""The charts whose figures each caution concerns."""
 _SHORT = 40  # characters of a value in a filter; hovering shows it in full
 _SUMMARY = (
     "tokens_per_s",

@@ -1,8 +1,7 @@
 """Rendering of pages, and the index of a folder of them.
 
-plotly.js is inlined once, or shared (see `ppbench.report.scripts`), and figures are data, rather
-than the output of plotly's own `to_html`, which repeats its settings per figure, gives every chart
-a random id and draws all charts at once.
+plotly.js is inlined once where a page has charts, or shared (see `ppbench.report.scripts`), and
+figures are data.
 Large data is deflated and encoded in base64: a figure shrinks to about a fifth, the browser does
 not parse it before it is needed, and the alphabet cannot end a `<script>`; `unpack.js` unpacks it.
 The pages' policy forbids every network request.
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +33,6 @@ from ppbench.files import whole_file
 from ppbench.report.pages.provenance import INDEX, About, read_about
 from ppbench.report.scripts import (
     check_shareable,
-    figure_json,
     library,
     script_json,
     shared_name,
@@ -69,8 +68,8 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.globals["plotly_js"] = Markup(library())  # noqa: S704 - plotly's own, not user text
-    made.filters["figure_json"] = figure_json
     made.filters["script_json"] = script_json
+    made.filters["here"] = from_anywhere
     return made
 
 
@@ -85,6 +84,12 @@ def write_page(path: Path, text: str, option: str = "-o", assets: Assets = Asset
         write_shared(path.parent, option)
     with whole_file(path, option) as file:
         file.write(text.encode("utf-8"))
+
+
+def from_anywhere(command: str) -> str:
+    """Return a command as it works in any folder, where the page is read; other text as it is."""
+    is_command = command.startswith("ppbench ")
+    return f"cd {shlex.quote(str(Path.cwd()))} && {command}" if is_command else command
 
 
 NAME = "index.html"

@@ -22,11 +22,11 @@ from ppbench.display.units import (
     written,
 )
 from ppbench.errors import shortened
-from ppbench.report.charts.memory import memory_over_time
+from ppbench.report.charts.canvas import Drawing
+from ppbench.report.charts.levels import memory_over_time
 from ppbench.report.pages.provenance import CLIPPED, TIMELINE, About, about_runs
 from ppbench.report.pages.tables import flight_of
 from ppbench.report.pages.templates import listed, render, write_page
-from ppbench.report.scripts import Picture
 from ppbench.report.timeline.timelines import planned, timeline
 from ppbench.store import Store
 
@@ -53,7 +53,7 @@ def write_timeline(
     line = timeline(store, rows, names, choice=choice, has_plan=has_plan)
     texts = dict(zip(line.run_ids, line.explanations, strict=True))
     sections: list[dict[str, object]] = []
-    memories: list[tuple[str, Picture]] = []
+    memories: list[tuple[str, Drawing]] = []
     for name, run in zip(names, rows, strict=True):
         run_id = str(run["run_id"])
         section: dict[str, object]

@@ -50,8 +50,8 @@
 
   // A line through the chart marks the open commit.
   function mark(section, key) {
-    const div = section.querySelector(":scope > .chart");
-    if (!div.layout) return;
+    const div = section.querySelector(":scope > .chart .plot");
+    if (!div?.layout) return;
     const shapes = (div.layout.shapes ?? []).filter(({ name }) => name !== "open");
     const trace = div.data.find(({ customdata }) => [...(customdata ?? [])].some((id) => String(id) === key));
     if (trace) {
@@ -63,7 +63,6 @@
   }
 
   function clear(panel) {
-    panel.querySelectorAll(".chart").forEach((div) => globalThis.Plotly?.purge(div));
     panel.replaceChildren();
   }
 
@@ -112,9 +111,10 @@
     const section = target.parentElement;
     if (!section.matches(".series")) return;
     if (!panelOf(section).hidden) mark(section, panelOf(section).dataset.key);
-    if ("listens" in target.dataset) return;
-    target.dataset.listens = "";
-    target.on("plotly_click", ({ points: [point] }) => {
+    const plot = target.querySelector(".plot");
+    if ("listens" in plot.dataset) return;
+    plot.dataset.listens = "";
+    plot.on("plotly_click", ({ points: [point] }) => {
       if (point.customdata === undefined) return;
       open(section, String(point.customdata));
       panelOf(section).scrollIntoView({ block: "nearest" });

@@ -5,7 +5,6 @@
   const ahead = globalThis.requestIdleCallback ?? setTimeout;
   addEventListener("load", () => ahead(figures.prepareOpen));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", figures.redrawAll);
-  addEventListener("resize", figures.refitAll);
 
   // The table of contents is a column beside the page where there is room, else folded; it shows which
   // section is being read.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,27 +12,28 @@ import pytest
 from stored_runs import concluded, run_row, traces
 
 from ppbench.config.case import Case
-from ppbench.display.cases import by_case, varying_axes
+from ppbench.display.cases import varying_axes
 from ppbench.display.colors import PART_COLORS
 from ppbench.display.explanation import OF_REPLICAS
-from ppbench.report import charts as plain
-from ppbench.report.charts.catalogue import Chart, charts_of
-from ppbench.report.charts.speed import has_scaling
+from ppbench.report.charts.chart import Measured
+from ppbench.report.charts.registry import CHARTS
 from ppbench.store import Store
 
 
-def read_by_plotly(name: str, runs: pd.DataFrame, *tables_and_axes) -> go.Figure:
-    """A chart of runs as plotly reads it, which checks every setting."""
-    *tables, axes = tables_and_axes
-    of_runs = [runs] if tables or name == "idle" else []
-    return go.Figure(getattr(plain, name)(by_case(runs, axes), *of_runs, *tables, axes))
+def chart(name: str, runs: pd.DataFrame, axes: tuple[str, ...], **tables: pd.DataFrame):
+    """The traces of all panels, titles and the first layout, read by plotly, which checks all."""
+    store = SimpleNamespace(table=lambda table, _: tables[table])
+    drawing = CHARTS[name].draw(Measured.of(store, runs, axes))
+    figures = [go.Figure(panel["data"], panel["layout"]) for panel in drawing.panels]
+    data = [trace for figure in figures for trace in figure.data]
+    titles = [panel["title"] for panel in drawing.panels]
+    first = figures[0].layout
+    return SimpleNamespace(data=data, titles=titles, layout=first, drawing=drawing)
 
 
-def drawn_of(store: Store, runs: pd.DataFrame, axes: tuple[str, ...]) -> list[Chart]:
-    return charts_of(store, runs, by_case(runs, axes), axes)
-
-
-charts = SimpleNamespace(**{name: partial(read_by_plotly, name) for name in plain.__all__})
+def names_of(store: Store, runs: pd.DataFrame, axes: tuple[str, ...]) -> list[str]:
+    measured = Measured.of(store, runs, axes)
+    return [name for name, one in CHARTS.items() if one.draw(measured) is not None]
 
 
 def bars_of(figure, name: str) -> list[tuple[float, float]]:
@@ -52,7 +51,7 @@ def _along_and_value(trace) -> tuple:
 
 def test_charts_put_ranks_on_x_and_schedules_side_by_side(demo: Store) -> None:
     runs = demo.runs()
-    figure = charts.throughput(runs, ("schedule", "world_size"))
+    figure = chart("throughput", runs, ("schedule", "world_size"))
     assert list(figure.layout.xaxis.ticktext) == ["1 rank", "2 ranks", "4 ranks"]
     afab, other = bars_of(figure, "afab"), bars_of(figure, "1f1b")
     assert [y for _, y in afab] == [600.0, 1000.0, 9000.0]
@@ -61,7 +60,7 @@ def test_charts_put_ranks_on_x_and_schedules_side_by_side(demo: Store) -> None:
 
 
 def test_theory_stands_on_the_bar_it_belongs_to(demo: Store) -> None:
-    figure = charts.bubble(demo.runs(), ("schedule", "world_size"))
+    figure = chart("bubble", demo.runs(), ("schedule", "world_size"))
     measured = bars_of(figure, "afab") + bars_of(figure, "1f1b")
     theory = bars_of(figure, "theory")
     assert sorted(x for x, _ in theory) == sorted(x for x, _ in measured)
@@ -71,7 +70,7 @@ def test_theory_stands_on_the_bar_it_belongs_to(demo: Store) -> None:
 def test_peak_memory_shows_every_rank_on_its_bar(demo: Store) -> None:
     runs = demo.runs()
     ranks = demo.table("ranks", runs["run_id"])
-    figure = charts.peak_memory(runs, ranks, ("schedule", "world_size"))
+    figure = chart("memory", runs, ("schedule", "world_size"), ranks=ranks)
     assert figure.layout.yaxis.title.text == "MiB"
     assert [y for _, y in bars_of(figure, "afab")] == [100.0, 200.0, 100.0]
     assert len(bars_of(figure, "each rank")) == 2 * (1 + 2 + 4)
@@ -79,7 +78,7 @@ def test_peak_memory_shows_every_rank_on_its_bar(demo: Store) -> None:
 
 
 def test_oversubscribed_cases_are_hatched_and_say_why(demo: Store) -> None:
-    figure = charts.bubble(demo.runs(), ("schedule", "world_size"))
+    figure = chart("bubble", demo.runs(), ("schedule", "world_size"))
     (afab,) = [trace for trace in figure.data if trace.name == "afab"]
     assert list(afab.marker.pattern.shape) == ["", "", "/"]
     assert "so the schedule cannot be judged" in afab.customdata[2][1]
@@ -95,15 +94,11 @@ def test_sixty_cases_become_panels_that_share_one_scale(tmp_path: Path) -> None:
         for t in (64, 128, 256, 512, 1024)
     ]
     runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
-    figure = charts.throughput(runs, varying_axes(runs))
-    titles = [annotation.text for annotation in figure.layout.annotations]
-    assert len(titles) == 10
-    assert titles[0] == "4 microbatches, 64 tokens"
-    assert figure.layout.yaxis10.matches == "y"
-    assert figure.layout.meta["panels"]["titles"] == titles
-    assert figure.layout.xaxis4.domain[1] == 1.0
-    assert figure.layout.xaxis5.domain[0] == 0.0
-    assert figure.layout.height == 3 * 220 + 2 * 70 + 64 + 32
+    figure = chart("throughput", runs, varying_axes(runs))
+    assert len(figure.titles) == 10
+    assert figure.titles[0] == "4 microbatches, 64 tokens"
+    assert figure.drawing.shared == ("y",)
+    assert figure.layout.height == 220 + 10 + 32
 
 
 def test_error_bars_go_over_launches_though_those_of_two_sweeps_have_one_number() -> None:
@@ -112,7 +107,7 @@ def test_error_bars_go_over_launches_though_those_of_two_sweeps_have_one_number(
         for n, speed in enumerate([100.0, 200.0])
     ]
     runs = pd.DataFrame(rows)
-    (bar,) = charts.throughput(runs, ()).data
+    (bar,) = chart("throughput", runs, ()).data
     assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([50.0], [50.0])
     assert "median of 2 launches<br>launches: 100 to 200" in bar.customdata[0][1]
     assert concluded(runs).sentence.text.endswith(" reaches 150 tokens/s.")
@@ -121,10 +116,10 @@ def test_error_bars_go_over_launches_though_those_of_two_sweeps_have_one_number(
 def test_error_bars_of_one_launch_are_what_its_steps_tell() -> None:
     interval = {"tokens_per_s_low": 950.0, "tokens_per_s_high": 1020.0}
     runs = pd.DataFrame([run_row(0, Case(), **interval)])
-    (bar,) = charts.throughput(runs, ()).data
+    (bar,) = chart("throughput", runs, ()).data
     assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([20.0], [50.0])
     assert "95 % interval over the steps of one launch:<br>950 to 1,020" in bar.customdata[0][1]
-    (bare,) = charts.throughput(runs.assign(**dict.fromkeys(interval)), ()).data
+    (bare,) = chart("throughput", runs.assign(**dict.fromkeys(interval)), ()).data
     assert bare.error_x.array is None
 
 
@@ -172,18 +167,18 @@ def test_efficiency_is_over_that_of_a_rank_alone_or_of_the_fewest_there_are(
     cases, expected, base
 ) -> None:
     runs = speeds(*((replace(case, world_size=p), speed) for case, p, speed in cases))
-    figure = charts.scaling(runs, varying_axes(runs))
+    figure = chart("scaling", runs, varying_axes(runs))
     assert efficiency(figure) == expected
-    assert set(traces(figure)["ideal"].y) == {1.0}
+    assert {shape.y0 for shape in figure.layout.shapes} == {1.0}
     if base is not None:
         assert figure.layout.yaxis.title.text == f"efficiency, {base} = 100 %"
 
 
 def test_cases_that_differ_in_more_than_world_size_are_never_held_against_each_other() -> None:
     runs = speeds((replace(AFAB, world_size=1), 500.0), (replace(AFAB, num_microbatches=4), 900.0))
-    cases = by_case(runs, varying_axes(runs))
-    assert not has_scaling(cases, varying_axes(runs))
-    assert not has_scaling(cases, ())
+    for axes in (varying_axes(runs), ()):
+        measured = Measured.of(None, runs, axes)  # type: ignore[arg-type]  # no table is read
+        assert CHARTS["scaling"].draw(measured) is None
 
 
 def test_a_rank_is_shown_beside_its_prediction() -> None:
@@ -197,7 +192,7 @@ def test_a_rank_is_shown_beside_its_prediction() -> None:
             "predicted_peak_memory_bytes": [90 * mib, 85 * mib],
         }
     )
-    drawn = traces(charts.peak_memory(runs, ranks, ()))
+    drawn = traces(chart("memory", runs, (), ranks=ranks))
     assert list(drawn["each rank"].x) == [100.0, 80.0]
     assert list(drawn["predicted"].x) == [90.0, 85.0]
     assert list(drawn["predicted"].y) == list(drawn["each rank"].y)
@@ -208,7 +203,7 @@ def test_a_rank_of_replicas_is_shown_by_the_fullest() -> None:
     runs = pd.DataFrame([run_row(0, Case(replicas=2))])
     peaks = {"rank": [0, 0], "peak_memory_bytes": [60 * 2**20, 90 * 2**20], "replica": [0, 1]}
     ranks = pd.DataFrame({"run_id": runs["run_id"][0], **peaks})
-    drawn = traces(charts.peak_memory(runs, ranks, ()))
+    drawn = traces(chart("memory", runs, (), ranks=ranks))
     assert list(drawn["each rank"].x) == [90.0]
 
 
@@ -222,7 +217,7 @@ def with_memory(*cases: tuple[Case, float, int, str]) -> pd.DataFrame:
 
 
 def fronts(figure) -> list[list[tuple[float, float]]]:
-    lines = [trace for trace in figure.data if trace.meta and trace.meta.get("isFront")]
+    lines = [trace for trace in figure.data if trace.name == "front"]
     return [list(zip(line.x, line.y, strict=True)) for line in lines]
 
 
@@ -233,7 +228,7 @@ def test_the_front_leaves_out_what_is_slower_and_bigger_and_what_is_oversubscrib
         (replace(AFAB, num_microbatches=4), 800.0, 200, ""),
         (replace(OTHER, world_size=4), 9000.0, 50, "oversubscribed"),
     )
-    figure = charts.pareto(runs, varying_axes(runs))
+    figure = chart("pareto", runs, varying_axes(runs))
     assert fronts(figure) == [[(100.0, 900.0), (400.0, 1000.0)]]
     assert traces(figure)["front"].text[0] == "1f1b, 2 ranks, 8 microbatches"
     sound = [s for t in figure.data if t.meta and "isSound" in t.meta for s in t.meta["isSound"]]
@@ -242,9 +237,9 @@ def test_the_front_leaves_out_what_is_slower_and_bigger_and_what_is_oversubscrib
 
 def test_work_that_differs_has_fronts_of_its_own() -> None:
     runs = with_memory((AFAB, 1000.0, 400, ""), (replace(AFAB, seq_len=512), 100.0, 900, ""))
-    figure = charts.pareto(runs, varying_axes(runs))
+    figure = chart("pareto", runs, varying_axes(runs))
     assert fronts(figure) == [[(400.0, 1000.0)], [(900.0, 100.0)]]
-    assert [note.text for note in figure.layout.annotations] == ["128 tokens", "512 tokens"]
+    assert figure.titles == ["128 tokens", "512 tokens"]
 
 
 PARTS = {
@@ -262,7 +257,7 @@ def test_idle_time_is_stacked_by_cause_as_the_mean_over_launches_that_tell() -> 
     rows = [run_row(n, AFAB, launch=n, **PARTS, run_id=str(n)) for n in (0, 1)]
     rows[1]["bubble_jitter"] = 0.04
     rows.append(run_row(5, OTHER))
-    drawn = traces(charts.idle(pd.DataFrame(rows), ("schedule",)))
+    drawn = traces(chart("idle", pd.DataFrame(rows), ("schedule",)))
     assert [name for name, bar in drawn.items() if bar.ids == (AFAB.case_id,)] == list(drawn)
     shares = {name: round(float(bar.x[0]), 3) for name, bar in drawn.items()}
     assert shares == {
@@ -289,7 +284,7 @@ def times_of(times_ms: list[int]) -> go.Figure:
             "is_outlier": [n == count - 1 for n in range(count)],
         }
     )
-    return charts.step_times(runs, steps, ())
+    return chart("steps", runs, (), steps=steps)
 
 
 def test_few_steps_are_points_since_their_quartiles_say_nothing() -> None:
@@ -313,64 +308,41 @@ def test_a_box_holds_the_quartiles_and_outliers_stand_outside_its_whiskers() -> 
 def test_every_point_of_a_case_names_it_and_no_two_points_have_one_name(demo: Store) -> None:
     runs = demo.runs()
     known = set(runs["case_id"])
-    for chart in drawn_of(demo, runs, varying_axes(runs)):
-        for trace in (t for t in go.Figure(chart.figure).data if t.ids is not None):
-            values = trace.median if trace.type == "box" else trace.x
-            assert len(trace.ids) == len(set(trace.ids)) == len(values)
-            assert {point.split("/")[0] for point in trace.ids} <= known
+    for one in CHARTS.values():
+        drawing = one.draw(Measured.of(demo, runs, varying_axes(runs)))
+        panels = drawing.panels if drawing else []
+        for trace in (trace for panel in panels for trace in panel["data"] if "ids" in trace):
+            ids = trace["ids"]
+            assert len(ids) == len(set(ids)) == len(trace.get("median", trace["y"]))
+            assert {point.split("/")[0] for point in ids} <= known
 
 
 def test_a_report_of_measured_cases_has_the_charts_that_it_can_fill(demo: Store) -> None:
     runs = demo.runs()
-    names = [chart.name for chart in drawn_of(demo, runs, varying_axes(runs))]
-    assert names == ["throughput", "scaling", "bubble", "memory", "pareto", "steps"]
+    assert names_of(demo, runs, varying_axes(runs)) == [
+        "throughput",
+        "scaling",
+        "bubble",
+        "memory",
+        "pareto",
+        "steps",
+    ]
     emulated = runs.assign(peak_memory_bytes=None, world_size=2)
-    names = [chart.name for chart in drawn_of(demo, emulated, ("schedule",))]
-    assert names == ["throughput", "bubble", "steps"]
-    assert drawn_of(demo, runs[runs["status"] != "ok"], ()) == []
+    assert names_of(demo, emulated, ("schedule",)) == ["throughput", "bubble", "steps"]
 
 
 def test_where_only_schedules_differ_their_names_are_rows_however_long() -> None:
     names = ["afab", "csv:some/where/deep/down/the/best_one.csv"]
     runs = pd.DataFrame([run_row(n, Case(schedule=name)) for n, name in enumerate(names)])
-    figure = charts.throughput(runs, ("schedule",))
+    figure = chart("throughput", runs, ("schedule",))
     assert list(figure.layout.yaxis.ticktext) == ["afab", "…p/down/the/best_one.csv"]
     assert figure.layout.yaxis.automargin
     assert not any(bar.showlegend for bar in figure.data)
-
-
-LONG = "organisation/<b>model</b>-" + "with-a-very-long-name-" * 5
-MANY = tuple(float(ms) for ms in range(100, 180))
-
-
-def test_long_titles_take_several_lines_that_panels_make_room_for() -> None:
-    cases = [Case(world_size=p, model_preset=m) for p in (2, 4) for m in ("llama-8m", LONG)]
-    runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
-    figure = charts.throughput(runs, varying_axes(runs))
-    short, long = (note.text for note in figure.layout.annotations)
-    lines = [html.unescape(line) for line in long.split("<br>")]
-    assert (short, "".join(lines)) == ("llama-8m", LONG)
-    assert max(len(line) for line in lines) <= 32
-    assert figure.layout.margin.t == 64 + (len(lines) - 1) * 15
-    assert figure.layout.meta["panels"]["gapPx"] == 70 + (len(lines) - 1) * 15
-
-
-def test_a_title_that_is_too_long_for_any_panel_is_whole_when_hovered_over() -> None:
-    cases = [
-        Case(device="emulated", world_size=ranks, emulated_F_ms=times)
-        for ranks in (2, 4)
-        for times in ((10.0,), MANY)
-    ]
-    runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
-    one, many = charts.throughput(runs, varying_axes(runs)).layout.annotations
-    assert (one.hovertext, len(many.text.split("<br>"))) == (None, 8)
-    assert many.text.endswith(" …")
-    assert "178.0, 179.0" in many.hovertext
 
 
 def test_long_names_on_the_front_are_cut_so_that_their_settings_are_read() -> None:
     long = replace(AFAB, schedule="csv:some/where/deep/down/the/best_one.csv")
     runs = with_memory((long, 100.0, 100, ""), (replace(long, num_microbatches=4), 90.0, 50, ""))
     runs = pd.concat([runs, with_memory((OTHER, 80.0, 80, ""))])
-    (front,) = (t for t in charts.pareto(runs, varying_axes(runs)).data if t.name == "front")
+    (front,) = (t for t in chart("pareto", runs, varying_axes(runs)).data if t.name == "front")
     assert front.text[1] == "…p/down/the/best_one.csv, 8<br>microbatches"

@@ -19,7 +19,7 @@ from ppbench.display.cases import varying_axes
 from ppbench.display.metrics import METRICS
 from ppbench.display.units import duration
 from ppbench.judge.evidence import Evidence, Rounds
-from ppbench.report.charts.memory import pareto_front
+from ppbench.report.charts.pareto import pareto_front
 from ppbench.report.pages.conclusions import Sentence
 from ppbench.report.pages.judgement import SCATTER, Judgement, by_choice, judge
 

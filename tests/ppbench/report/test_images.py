@@ -90,26 +90,15 @@ def test_names_stay_text_in_a_page(demo: Store) -> None:
     assert "<title>&lt;/script&gt;" in page
 
 
-def test_panels_take_the_columns_that_there_is_room_for(demo: Store) -> None:
+def test_panels_of_one_scale_stand_side_by_side_below_one_legend(demo: Store) -> None:
     runs = ppbench.load(demo.folder).runs.assign(status="ok")  # of two lengths: two panels
-    figure = ppbench.figures.throughput(Results(demo, runs))
-    domains = [
-        json.loads(drawn(figure, ".json", Size(width=width)))["layout"]["xaxis"]["domain"]
-        for width in (400, 1000)
-    ]
-    assert domains == [[0, 1], [0, 0.4875]]
-
-
-def test_a_legend_of_more_rows_takes_no_room_from_the_panels(demo: Store) -> None:
-    runs = ppbench.load(demo.folder).runs.assign(status="ok")
-    figure = ppbench.figures.pareto(Results(demo, runs))  # afab, 1f1b, front; ranks; oversubscribed
-    wide, narrow = (
-        json.loads(drawn(figure, ".json", Size(width=width)))["layout"] for width in (900, 390)
-    )
-    above = {"wide": wide["margin"]["t"], "narrow": narrow["margin"]["t"]}
-    assert above == {"wide": 64, "narrow": 64 + 29}
-    two_panels, gap_px = 2 * 300, 90
-    assert narrow["height"] == above["narrow"] + two_panels + gap_px + narrow["margin"]["b"]
+    layout = ppbench.figures.throughput(Results(demo, runs)).layout
+    assert layout.xaxis.domain[1] < layout.xaxis2.domain[0]
+    assert layout.yaxis.domain == layout.yaxis2.domain
+    assert layout.yaxis2.matches == "y"
+    pareto = ppbench.figures.pareto(Results(demo, runs))
+    names = [trace.name for trace in pareto.data if trace.showlegend]
+    assert len(names) == len(set(names)) >= 4
 
 
 def test_what_is_missing_is_named_with_the_way_to_install_it(

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from toy_plan import toy_page, toy_plan
 
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
-from ppbench.planning.cost_set import CostSet, Setting
-from ppbench.planning.plan import Plan, PlanRequest
-from ppbench.planning.planner import make_plan, simulated
+from ppbench.planning.plan import Plan
 from ppbench.planning.words import sentences_of
 from ppbench.report.charts.frontier import Point, frontier
 from ppbench.report.pages.plan import PlanPage, render_plan
 from ppbench.report.pages.templates import render_index, write_page
 
-MIB = 2**20
-
-
-def costs() -> CostSet:
-    layer = LayerCosts(2e6, 4e6, 2e6, 2e6, 0.01, 20 * MIB, 10 * MIB, 4 * MIB, 50 * MIB, MIB, 1e5)
-    after = replace(layer, forward_ns=4e6, backward_ns=8e6, input_ns=4e6, weight_ns=4e6)
-    before = replace(layer, forward_ns=1e5, backward_ns=1e5, input_ns=0, weight_ns=1e5)
-    model = ModelCosts(before, (layer,) * 4, after)
-    by_setting = {Setting(1, recompute=False): model}
-    link = LinkCosts(1e5, 1e10, 0.05)
-    return CostSet("drawn", "float32", 128, "adamw", "cpu", "drawn", by_setting, link)
-
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    request = PlanRequest((2,), 700 * MIB, 8, 128, ("afab", "1f1b", "zb_h1", "auto"), (1,))
-    return make_plan(request, costs(), effort=0.01)
+    return toy_plan()
 
 
 @pytest.fixture(scope="module")
 def page(plan: Plan) -> PlanPage:
-    proposals = [one for one in (plan.first, plan.baseline) if one is not None]
-    steps = [(one, simulated(plan, one)) for one in proposals]
-    return PlanPage("toy on 2 ranks", plan, steps, "file costs.toml", [("Run:", "x")], "ppbench")
+    return toy_page(plan)
 
 
 def test_the_page_says_what_to_run_first_and_names_every_proposal(page, plan):

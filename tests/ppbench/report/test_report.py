@@ -26,10 +26,11 @@ from engine.plan.action import Op
 from ppbench.analysis.collectives import collective_figures, collectives
 from ppbench.analysis.transfers import edges, messages
 from ppbench.config.case import Case
-from ppbench.display.cases import axis_text, by_case, varying_axes
+from ppbench.display.cases import axis_text, varying_axes
 from ppbench.display.colors import OP_COLORS, ink_on
 from ppbench.display.units import held
-from ppbench.report import charts
+from ppbench.report.charts.chart import Measured
+from ppbench.report.charts.throughput import throughput
 from ppbench.report.pages.report import render_report, write_report
 from ppbench.report.pages.tables import failures, filters, flight_of, summary, value_text
 from ppbench.report.pages.timeline import write_timeline
@@ -75,7 +76,8 @@ def test_a_variable_length_is_a_word_in_every_label(tmp_path: Path) -> None:
     cases = [Case(seq_len=length) for length in (512, "variable", 64)]
     store = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)])
     runs = store.runs()
-    figure = charts.throughput(by_case(runs, varying_axes(runs)), varying_axes(runs))
+    drawing = throughput(Measured.of(store, runs, varying_axes(runs)))
+    figure = drawing.panels[0]
     assert list(figure["layout"]["xaxis"]["ticktext"]) == [
         "512 tokens",
         "variable length",
@@ -194,7 +196,10 @@ def test_names_settings_commits_and_machines_are_text_wherever_they_stand(tmp_pa
     assert json.loads(page.about())["commit"].startswith("</script>")
     values = [attrs["value"] for tag, attrs in page.tags if tag == "input" and "value" in attrs]
     assert values == [NASTY, "llama-8m"]
-    assert "&lt;b&gt;bold&lt;/b&gt;" in page.figures()[0]["layout"]["xaxis"]["ticktext"][0]
+    assert (
+        "&lt;b&gt;bold&lt;/b&gt;"
+        in page.figures()[0]["panels"][0]["layout"]["xaxis"]["ticktext"][0]
+    )
 
 
 def assert_harmless(page: Page) -> None:

@@ -25,7 +25,7 @@ from ppbench.analysis.metrics import step_figures, windows
 from ppbench.cli.report import timeline as print_timeline
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
-from ppbench.report.charts.memory import memory_over_time
+from ppbench.report.charts.levels import memory_over_time
 from ppbench.report.pages.timeline import timeline_of_runs
 from ppbench.report.timeline.timelines import Timeline, steps_of, timeline, timelines
 from ppbench.store import Store
@@ -282,5 +282,6 @@ def test_the_memory_of_replicas_is_that_of_the_fullest() -> None:
     levels = pd.DataFrame({"replica": [0, 1], "rank": [0, 0], "time_ns": [0, 0]})
     ranks = levels.assign(predicted_peak_memory_bytes=[5 * 2**10, 7 * 2**10])
     picture = memory_over_time(levels.assign(num_bytes=[4 * 2**10, 6 * 2**10]), ranks)
-    assert [list(trace["y"]) for trace in picture["data"]] == [[6], [7, 7]]
-    assert "replica 1" in picture["layout"]["yaxis"]["title"]["text"]
+    (panel,) = picture.panels
+    assert [trace["y"] for trace in panel["data"]] == [[6], [7, 7]]
+    assert "replica 1" in panel["layout"]["yaxis"]["title"]["text"]

@@ -19,7 +19,7 @@ from ppbench.config.programs import bubble_in_theory, durations_of, program_of
 from ppbench.display.explanation import parts_of
 from ppbench.errors import UsageError
 from ppbench.explanation import explain
-from ppbench.report.charts.memory import memory_over_time
+from ppbench.report.charts.levels import memory_over_time
 from ppbench.run.job import Attempt, Job, PlannedRun
 from ppbench.run.machine.placement import Place
 from ppbench.run.records import CaseResult, RankResult, _finished, rows_of, write_result
@@ -307,7 +307,7 @@ def test_the_memory_of_each_rank_is_stored_from_the_first_ones_start(tmp_path):
         [0, 0, 7], [0, 500, 9], [1, 200, 5],
     ]  # fmt: skip
     ranks = pd.DataFrame({"rank": [0, 1], "predicted_peak_memory_bytes": [8, None]})
-    figure = go.Figure(memory_over_time(levels, ranks))
+    figure = go.Figure(memory_over_time(levels, ranks).panels[0]["data"])
     names = [trace.name for trace in figure.data]
-    assert names == ["rank 0", "rank 0, predicted peak", "rank 1"]
+    assert names == ["rank 0", "rank 0", "rank 1"]
     assert list(figure.data[1].y) == [8 / 1024] * 2

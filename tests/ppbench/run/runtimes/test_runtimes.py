@@ -16,7 +16,7 @@ from ppbench.config.case import Case, Measure
 from ppbench.config.feasibility import TORCH_SCHEDULES, problems_of_runtime
 from ppbench.config.reader import read_sweep
 from ppbench.errors import SweepFileError
-from ppbench.report.charts.speed import efficiencies
+from ppbench.report.charts.scaling import efficiencies
 from ppbench.run.job import PlannedRun
 from ppbench.run.sweep.plan import Choice, plan_sweep
 from ppbench.run.verification.losses import (

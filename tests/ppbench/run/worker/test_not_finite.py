@@ -16,8 +16,9 @@ from stored_runs import concluded, run_row, store_with
 from tracked import STEADY, SWEEP, add_launches, store_in
 
 from ppbench.config.case import Case
-from ppbench.display.cases import NOT_FINITE, by_case
-from ppbench.report.charts.memory import pareto
+from ppbench.display.cases import NOT_FINITE
+from ppbench.report.charts.chart import Measured
+from ppbench.report.charts.pareto import pareto
 from ppbench.report.pages.report import render_report
 from ppbench.run.records import LOSS, NotFinite, first_of
 from ppbench.store import Store
@@ -96,10 +97,10 @@ def test_every_command_says_which_runs_broke_down(swept):
 
 def front_of(runs: pd.DataFrame) -> list[float]:
     """The speeds on the front of memory and throughput, in the order of its line."""
-    axes = ("schedule",)
-    [front] = [
-        trace for trace in pareto(by_case(runs, axes), axes)["data"] if trace["name"] == "front"
-    ]
+    measured = Measured.of(None, runs, ("schedule",))  # type: ignore[arg-type]  # no table is read
+    drawing = pareto(measured)
+    assert drawing is not None
+    (front,) = [trace for trace in drawing.panels[0]["data"] if trace["name"] == "front"]
     return list(front["y"])
 
 

@@ -1,0 +1,161 @@
+"""Throughput against peak memory, with the cases that no other equals in both and beats in one."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ppbench.cautions import Caution
+from ppbench.display.cases import KNOBS, Axes, settings_text, work_axes
+from ppbench.display.fields import field_of
+from ppbench.display.units import counted, size_unit
+from ppbench.report.charts.canvas import (
+    NEUTRAL,
+    NOT_FINITE_SYMBOL,
+    Canvas,
+    caution_notes,
+    hover_texts,
+    ids_of,
+    launch_notes,
+    symbols,
+)
+from ppbench.report.charts.chart import Chart, Measured
+from ppbench.report.charts.panels import Panels, elided, figure_text, in_panels
+
+_TOP_PX = 24  # room for the name of the uppermost point
+MOST_LABELS = 6  # more would overlap
+FRONT_PX = 300
+_LINE = 32  # characters of a name
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star", "hexagram")
+
+
+def pareto(measured: Measured, panel_px: int = FRONT_PX) -> Canvas | None:
+    """Draw the tokens/s of every case against the peak memory of its fullest rank.
+
+    Oversubscribed cases are on the front only if there are no others. A front compares cases that
+    do the same work, so each model, length, ... has its own panel and front.
+
+    For a page that hides cases: a trace with `meta.mostLabels` is the front of the other traces of
+    its panel; their `meta.isSound` selects the points that count, their `text` names them. A front
+    of more points than that shows no names.
+    """
+    measured = measured.having(["peak_memory_bytes"])
+    cases, axes = measured.cases, measured.axes
+    if cases.empty:
+        return None
+    unit, unit_bytes = size_unit(cases["peak_memory_bytes"].max())
+    cases = cases.assign(x=cases["peak_memory_bytes"] / unit_bytes)
+    cases, titles = in_panels(cases, work_axes(axes))
+    title = {"title": {"text": f"{unit}, fullest rank", "standoff": 4}}
+    memory = {"rangemode": "tozero", "zeroline": False, "tickformat": ",~r", **title}
+    canvas = Canvas(
+        Panels(cases, titles),
+        field_of("tokens_per_s").heading,
+        {"tickformat": ",~s"},
+        memory,
+        shared="xy",
+        height_px=panel_px,
+        top_px=_TOP_PX,
+    )
+    sizes = sorted(cases["world_size"].unique())
+    for schedule, color, panel, drawn in canvas.by_schedule():
+        shapes = [_SYMBOLS[sizes.index(ranks) % len(_SYMBOLS)] for ranks in drawn["world_size"]]
+        canvas.add(
+            panel,
+            "scatter",
+            x=drawn["x"].tolist(),
+            y=drawn["tokens_per_s"].tolist(),
+            ids=ids_of(drawn),
+            name=figure_text(schedule),
+            mode="markers",
+            cliponaxis=False,
+            marker={
+                "color": color,
+                "size": 9,
+                "symbol": [symbols(drawn.iloc[[n]], shape)[0] for n, shape in enumerate(shapes)],
+                "line": {"width": 0},
+            },
+            text=_labels(drawn, axes),
+            meta={
+                "isSound": (~drawn["is_oversubscribed"]).tolist(),
+                "isFinite": (~drawn["is_not_finite"]).tolist(),
+            },
+            customdata=hover_texts(drawn, launch_notes(drawn) + caution_notes(drawn)),
+            hovertemplate="<b>%{customdata[0]}</b><br>%{y:,.0f} tokens/s"
+            f"<br>%{{x:,.1f}} {unit}, fullest rank%{{customdata[1]}}<extra></extra>",
+        )
+    middle = cases["x"].max() / 2
+    for panel in range(len(titles)):
+        own = cases[cases["panel"] == panel]
+        finite = own[~own["is_not_finite"]]
+        sound = finite[~finite["is_oversubscribed"]]
+        pool = finite if sound.empty else sound
+        drawn = pool.iloc[pareto_front(pool["x"].tolist(), pool["tokens_per_s"].tolist())]
+        has_labels = len(drawn) <= MOST_LABELS
+        canvas.add(
+            panel,
+            "scatter",
+            x=drawn["x"].tolist(),
+            y=drawn["tokens_per_s"].tolist(),
+            name="front",
+            mode="lines+markers+text" if has_labels else "lines+markers",
+            cliponaxis=False,
+            line={"color": NEUTRAL, "width": 1.5, "shape": "hv"},
+            marker={"symbol": "circle-open", "size": 17, "color": NEUTRAL, "line": {"width": 1.5}},
+            text=_labels(drawn, axes) if has_labels else [],
+            # Labels point away from the nearer side, and up, where no better case can be.
+            textposition=["top right" if x < middle else "top left" for x in drawn["x"]],
+            textfont={"size": 11},
+            meta={"mostLabels": MOST_LABELS},
+            hoverinfo="skip",
+        )
+    # The legend names the markers' shapes, where there are several.
+    names = {}
+    if len(sizes) > 1:
+        pairs = zip(sizes, _SYMBOLS, strict=False)
+        names = {counted(int(ranks), "rank"): symbol for ranks, symbol in pairs}
+    if cases["is_oversubscribed"].any():
+        names["oversubscribed"] = "circle-open"
+    if cases["is_not_finite"].any():
+        names["not finite"] = NOT_FINITE_SYMBOL
+    for name, symbol in names.items():
+        marker = {"symbol": symbol, "size": 9, "color": NEUTRAL}
+        canvas.add_key(name, mode="markers", marker=marker)
+    return canvas
+
+
+def _labels(cases: pd.DataFrame, axes: Axes) -> list[str]:
+    knobs = [axis for axis in axes if axis in KNOBS] or ["schedule"]
+    settings = (
+        [settings_text(case, [knob]) for knob in knobs] for case in cases[knobs].to_dict("records")
+    )
+    texts = (", ".join(elided(one) for one in own if one) for own in settings)
+    return ["<br>".join(map(figure_text, textwrap.wrap(text, _LINE))) for text in texts]
+
+
+def pareto_front(memory: Sequence[float], speed: Sequence[float]) -> list[int]:
+    """Return the indices of the Pareto-optimal points: least memory, highest speed.
+
+    No other point is at least as good in both and better in one. They are ordered by memory, hence
+    also by speed; of points that are equal in both, the first is kept.
+    """
+    order = sorted(range(len(memory)), key=lambda i: (memory[i], -speed[i], i))
+    front: list[int] = []
+    for index in order:
+        if not front or speed[index] > speed[front[-1]]:
+            front.append(index)
+    return front
+
+
+CHART = Chart(
+    name="pareto",
+    heading="Throughput against memory",
+    note="Ringed cases are Pareto-optimal: no other case is both faster and smaller. The line is "
+    "the highest throughput within a given memory. Oversubscribed cases (open markers) are ignored "
+    "unless all cases are oversubscribed.",
+    concerns=(Caution.not_finite, Caution.oversubscribed, Caution.time_sliced),
+    needs="its peak memory",
+    draw=pareto,
+)
