@@ -107,7 +107,7 @@ class Canvas(Drawing):
         self,
         arranged: Panels,
         title: str,
-        value_axis: Update,
+        value_axis: Mapping[str, object],
         along: Update | None = None,
         *,
         shared: str | None = None,
