@@ -231,47 +231,61 @@ def step_in_a_row(
     whether they did: after a pause, a step is not as long as from the end of the one before.
     """
     own = _of_slowest(spans[spans["step"] == number])
-    worked = spans[spans["op"].isin(_WORK)].groupby(["replica", "rank", "step"])
-    begins, ends = worked["start_ns"].min().unstack("step"), worked["end_ns"].max().unstack("step")
     before, after = number - 1, number + 1
+    edges = _edges(spans, list(names))
 
     def follows(step: int) -> bool:
-        if not {step - 1, step} <= set(ends) or not (ends[step - 1] <= begins[step]).all():
+        if not {step - 1, step} <= set(edges) or (edges[step - 1][1] > edges[step][0]).any():
             return False
-        lasted = ends[step] - ends[step - 1]
-        return step_ns is None or bool(lasted.sum() // len(lasted) == step_ns.get(step))
+        lasted = edges[step][1] - edges[step - 1][1]
+        return step_ns is None or bool(lasted.sum() // lasted.size == step_ns.get(step))
 
     has_before, has_after = follows(number), follows(after)
-    has_every = begins.groupby("replica").size().eq(spans["rank"].max() + 1).all()
-    if not has_every or not (has_before or has_after):
+    if not (has_before or has_after):
         return own
+    begins, ends = edges[number]
     period_ns = None
-    windows = {number: (begins[number].clip(upper=own.origin_ns), ends[number])}
+    windows = {number: (np.minimum(begins, own.origin_ns), ends)}
     if has_before:
-        windows = {before: (begins[before], ends[before]), number: (ends[before], ends[number])}
-        period_ns = round(float((ends[number] - ends[before]).mean()))
+        windows = {before: edges[before], number: (edges[before][1], ends)}
+        period_ns = round(float((ends - edges[before][1]).mean()))
     if has_after:
-        windows[after] = ends[number], ends[after]
-
-    def edges_of(edges: tuple[pd.Series, pd.Series], replica: int) -> tuple[Ints, Ints]:
-        begin, end = (edge[replica].to_numpy(np.int64) for edge in edges)
-        return begin, end
+        windows[after] = ends, edges[after][1]
 
     def of_replica(step: Step) -> Step:
         """Return a step of a replica with those of it that are beside it."""
         in_row = {}
-        for each, edges in windows.items():
+        for each, (begin_ns, end_ns) in windows.items():
             is_own = spans["step"].eq(each) & spans["replica"].eq(step.replica)
             in_row[each] = replace(
                 step if each == number else Step("", spans[is_own], replica=step.replica),
                 begin_ns=own.origin_ns,
-                windows_ns=edges_of(edges, step.replica),
+                windows_ns=(begin_ns[step.replica], end_ns[step.replica]),
                 name=names[each],
             )
         middle = in_row.pop(number)
         return replace(middle, beside=tuple(in_row.values()), period_ns=period_ns)
 
     return replace(of_replica(own), others=tuple(map(of_replica, own.others)))
+
+
+def _edges(spans: pd.DataFrame, steps: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
+    """Return when each rank begins and ends its work in each step, by replica and rank.
+
+    Steps in which one of them has no work are left out.
+    """
+    columns = ["replica", "rank", "step", "start_ns", "end_ns"]
+    work = spans.loc[spans["op"].isin(_WORK), columns].to_numpy(np.int64)
+    shape = int(spans["replica"].max()) + 1, int(spans["rank"].max()) + 1
+    edges = {}
+    for number in steps:
+        replica, rank, _, start_ns, end_ns = work[work[:, 2] == number].T
+        if len(np.unique(replica * shape[1] + rank)) == shape[0] * shape[1]:
+            begins, ends = (np.full(shape, edge) for edge in (start_ns.max(), end_ns.min()))
+            np.minimum.at(begins, (replica, rank), start_ns)
+            np.maximum.at(ends, (replica, rank), end_ns)
+            edges[number] = begins, ends
+    return edges
 
 
 def _of_slowest(spans: pd.DataFrame) -> Step:
