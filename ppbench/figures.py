@@ -204,9 +204,7 @@ def _of_cases(name: str, results: Results, theme: str) -> go.Figure:
     runs, chart = _measured(results), CHARTS[name]
     drawing = chart.draw(Measured.of(results.store, runs, varying_axes(runs)))
     if drawing is None:
-        raise UsageError(
-            f"{name}: none of the {len(results)} runs has {chart.needs}; nothing to draw"
-        )
+        raise UsageError(f"none of the {len(results)} runs has {chart.needs}; nothing to draw")
     return _styled(_composed(drawing), theme)
 
 

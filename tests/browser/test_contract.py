@@ -105,7 +105,7 @@ def test_a_page_keeps_to_the_contract(tab: Tab, page: Path, request: pytest.Fixt
     code = "all('script:not([type])').filter((node) => node.textContent.length > 1e6)"
     num_bytes = tab.evaluate(f"{code}.reduce((sum, node) => sum + node.textContent.length, 0)")
     assert page.stat().st_size - int(str(num_bytes)) < MOST_BYTES
-    has_charts = tab.evaluate("all('.plot').length > 0")
+    has_charts = tab.evaluate("all('.chart .plot').length > 0")
     assert tab.evaluate(f"{code}.length") == has_charts
     # Paper is white and has no controls.
     tab.show_as(PAPER_PX, "dark")

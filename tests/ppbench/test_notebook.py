@@ -163,7 +163,7 @@ def test_a_figure_of_what_was_not_measured_says_so(results: Results, tmp_path: P
     one = results.select(world_size=2, schedule="afab")
     with pytest.raises(UsageError, match="none of the 7 runs has its idle time by cause"):
         figures.idle(results)
-    with pytest.raises(UsageError, match="scaling: none of the 1 runs has cases that differ"):
+    with pytest.raises(UsageError, match="none of the 1 runs has cases that differ"):
         figures.scaling(one)
     with pytest.raises(UsageError, match="has no memory over time in the store"):
         figures.levels_of_memory(one)
