@@ -124,7 +124,7 @@ def of_settings(folder: Path, key: str, pair: list[object], budget: str) -> tupl
     base = str(pair[0]).replace(" ", "")
     words = ("--across", key, "--base", base, "--format", "json")
     changes = json.loads(run(folder, "compare", *words))["changes"]
-    answer = out.rpartition("\n\n")[0].rpartition("\n\n")[2].partition("\n")[0]
+    answer = out.rpartition("\n\n")[2].partition("\n")[0]
     verdict, line = of_speed(changes)
     return verdict, line if key == MODEL else f"{line}\n    {answer}"
 

@@ -90,7 +90,7 @@ def launched() -> list[dict[str, Any]]:
         listed = ppbench(
             "ls", "--results", name, "--format", "json", "--columns", ",".join(COLUMNS)
         )
-    runs: list[dict[str, Any]] = json.loads(listed)
+    runs: list[dict[str, Any]] = json.loads(listed)["rows"]
     return runs
 
 

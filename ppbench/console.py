@@ -8,7 +8,9 @@ handles them like any library's.
 from __future__ import annotations
 
 import logging
+import os
 import re
+import shutil
 import sys
 import textwrap
 from typing import IO
@@ -33,14 +35,22 @@ def warn(problem: str) -> None:
     _LOGGER.warning("warning: %s", printable(problem))
 
 
+def width_of(stream: IO[str]) -> int | None:
+    """The columns of a terminal, or those that COLUMNS says; None if nothing bounds the lines."""
+    is_bounded = stream.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return shutil.get_terminal_size().columns if is_bounded else None
+
+
 def wrapped(text: str, stream: IO[str]) -> str:
-    """Wrap lines that are wider than the terminal at words; text for a pipe or file stays."""
-    if not stream.isatty():
+    """Wrap lines that are wider than the terminal at words.
+
+    Text for a pipe or a file stays, unless COLUMNS says how wide that is.
+    """
+    if (width := width_of(stream)) is None:
         return text
     from rich.cells import cell_len
-    from rich.console import Console
 
-    width, lines = Console(file=stream).width, []
+    lines = []
     for line in text.split("\n"):
         if cell_len(line) <= width:
             lines.append(line)

@@ -35,14 +35,28 @@ from ppbench.analysis.whatif import (
 )
 from ppbench.console import note
 from ppbench.display.cases import cautions_of, is_time_sliced, settings_text, usual_axes
+from ppbench.display.document import Block, Result, Text
 from ppbench.display.explanation import PART_NAMES, parts_of
 from ppbench.display.explanation import explain as sentences_of
-from ppbench.display.tables import as_records
+from ppbench.display.replicas import folded, folding_note
+from ppbench.display.rows import Rows, as_records
+from ppbench.display.tables import ALL_IN_MARKDOWN, Table
 from ppbench.display.units import counted, is_missing, milliseconds, percent
 from ppbench.errors import StoreError, UsageError
 from ppbench.store import Store, missing_spans
 from ppbench.store.programs import modelled_run, program_of_run
 
+PART_COLUMNS = ["part", "per_step_ns", "share_of_bubble", "share_of_rank_time"]
+EDGE_COLUMNS = [
+    *("edge", "num_bytes", "moving_ns", "bytes_per_s"),
+    *("sender_waiting_ns", "receiver_waiting_ns"),
+]
+WHAT_IF_COLUMNS = ["what_if", "step_ns", "change", "idle_ns", "bubble_fraction", "held"]
+BY_RANK_HEADING = (
+    "Idle time by rank, mean over steps: by part, and by phase. The schedule and "
+    "transfers lengthen the step, so they cost every rank the same."
+)
+BY_STEP_AND_RANK = "by_step_and_rank"
 _IN_TITLE = ("schedule", "world_size", "num_microbatches")
 
 
@@ -139,6 +153,45 @@ class Explanation:
         ]
         return pd.DataFrame(rows)
 
+    @property
+    def result(self) -> Result:
+        """The document, with all values as its data."""
+        data = self.as_dict()
+        del data[BY_STEP_AND_RANK]
+        return Result(self._blocks(), Rows.of(self.frame), data, key=BY_STEP_AND_RANK)
+
+    def _repr_html_(self) -> str:
+        return self.result.html()
+
+    def _blocks(self) -> list[Block]:
+        def table(frame: pd.DataFrame, columns: Sequence[str], *essential: str) -> Table:
+            return Table(Rows.of(frame), columns, essential, remedy=ALL_IN_MARKDOWN)
+
+        blocks: list[Block] = [
+            Text(self.title),
+            Text([*self.sentences, *self.doubts]),
+            table(self.parts, PART_COLUMNS),
+            Text(BY_RANK_HEADING),
+        ]
+        for kinds in (parts_in(self.frame), PHASES):  # so that each adds up at any width
+            ranks, names = folded(self.ranks, "rank", ["rank", "idle_ns", *kinds], "idle_ns")
+            blocks.append(table(ranks, names, *kinds))
+        if text := folding_note(self.ranks, "rank"):
+            blocks.append(Text(text))
+        if not (edges := self.edges).empty:
+            names = [f"{s} to {t}" for s, t in zip(edges["source"], edges["target"], strict=True)]
+            named = edges.assign(edge=names)
+            shown = folded(named, "edge", EDGE_COLUMNS, "receiver_waiting_ns")
+            blocks += [Text("Messages: means over all measured steps."), table(*shown)]
+        if self.run["world_size"] > 1:
+            blocks += [
+                Text("What if: the modelled step, at the measured costs."),
+                table(self.what_if, WHAT_IF_COLUMNS),
+                *map(Text, self.notes),
+                *(Text(f"{one.question} does not fit: {one.reason}.") for one in self.not_asked),
+            ]
+        return blocks
+
     def as_dict(self) -> dict[str, object]:
         """All values, as JSON has them; parts are whole nanoseconds, summed over ranks."""
         run, rows, parts = self.run, self.frame, parts_of(self.run)
@@ -180,7 +233,7 @@ class Explanation:
             },
             "all_steps": totals,
             "by_step": as_records(by_step),
-            "by_step_and_rank": as_records(rows),
+            BY_STEP_AND_RANK: as_records(rows),
             "op_costs_ns": json.loads(run["op_costs_ns"]),
             "op_variation": float(run["op_variation"]),
             "edges": as_records(self.edges),

@@ -20,7 +20,7 @@ import pandas as pd
 
 from ppbench.config.case import unknown_settings
 from ppbench.config.toml import SYNONYMS, column_named
-from ppbench.display.tables import as_records
+from ppbench.display.rows import as_records
 from ppbench.errors import UsageError, nearest
 from ppbench.store import LAST, TABLES, Store, in_order, last_sweep_in, newest_of
 

@@ -19,6 +19,7 @@ from ppbench.console import print_notes
 hypothesis.settings.register_profile("unhurried", deadline=None)  # others may keep the cores busy
 hypothesis.settings.load_profile("unhurried")
 
+os.environ.pop("COLUMNS", None)  # text for a pipe is as wide as it is, unless a test says so
 LONGEST = (
     "test_real_repository",
     "test_supervisor",

@@ -24,7 +24,7 @@ from ppbench.cli.app import app
 from ppbench.cli.commands import COMMANDS
 from ppbench.config.case import SETTINGS
 from ppbench.config.shipped import shipped_sweeps
-from ppbench.display.tables import escaped
+from ppbench.display.markup import escaped
 from ppbench.errors import ExitCode, PpbenchError
 from ppbench.store.columns import SCHEMA_VERSION, columns_as_markdown
 

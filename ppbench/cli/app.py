@@ -11,7 +11,7 @@ import importlib
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -23,19 +23,15 @@ from ppbench.cli.options import Command, Group
 from ppbench.console import print_notes
 from ppbench.errors import ExitCode, UsageError, encodable
 
-if TYPE_CHECKING:  # typer exports no name for these
-    from typer._click import Command as AnyCommand
-    from typer._click import Context
-
 _ENTRIES = {entry.name: entry for entry in COMMANDS}
 _Refusal: type[Exception] = typer.BadParameter.__mro__[1]
 """The type of the library's errors about arguments, which it does not export either."""
 
 
-class _Commands(Mapping[str, "AnyCommand"]):
+class _Commands(Mapping[str, Any]):
     """Every command by its name; each is imported when it is looked up."""
 
-    def __getitem__(self, name: str) -> AnyCommand:
+    def __getitem__(self, name: str) -> Any:
         return _command(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -46,7 +42,7 @@ class _Commands(Mapping[str, "AnyCommand"]):
 
 
 @functools.cache
-def _command(name: str) -> AnyCommand:
+def _command(name: str) -> Any:
     module, _, attribute = _ENTRIES[name].place.partition(":")
     place = getattr(importlib.import_module(f"ppbench.cli.{module}"), attribute)
     if isinstance(place, typer.Typer):
@@ -65,18 +61,16 @@ class _Ppbench(Group):
         super().__init__(**attributes)  # type: ignore[arg-type]  # they are the library's own
         self.commands = _Commands()  # type: ignore[assignment]  # nothing is added to it
 
-    def list_commands(self, _: Context) -> list[str]:
+    def list_commands(self, _: Any) -> list[str]:
         return list(_ENTRIES)
 
-    def get_command(self, _: Context, cmd_name: str) -> AnyCommand | None:
+    def get_command(self, _: Any, cmd_name: str) -> TyperCommand | None:
         """Return the command without its options, which is enough for help and completion."""
         if (entry := _ENTRIES.get(cmd_name)) is None:
             return None
         return TyperCommand(cmd_name, help=entry.sentence, rich_help_panel=entry.group)
 
-    def resolve_command(
-        self, ctx: Context, args: list[str]
-    ) -> tuple[str | None, AnyCommand | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
         return name, None if name is None else self.commands[name], rest
 
@@ -121,6 +115,11 @@ def _invoke() -> int:
         text = text.replace(". Did you mean ", "; did you mean ")
         see = " See" if text.endswith("?") else "; see"
         raise UsageError(f"{where}: {text}{see}: {where} --help") from None
+    except UnicodeEncodeError:
+        odd = [word for word in map(encodable, sys.argv[1:]) if word not in sys.argv]
+        if not odd:
+            raise
+        raise UsageError(f'argument "{odd[0]}": is not UTF-8; only paths may be so') from None
     return code if isinstance(code, int) else ExitCode.ok
 
 

@@ -6,27 +6,27 @@ from typing import Annotated
 
 import typer
 
+from ppbench.cli.emit import answers, columns_of
 from ppbench.cli.options import (
     RESULTS,
-    Columns,
-    HowToPrint,
     MostTime,
     Overrides,
     Results,
     RetryFailed,
-    Sort,
     SweepFile,
     going_on,
     seconds_in,
     typed_command,
 )
 from ppbench.console import note
+from ppbench.display.document import Result
 from ppbench.display.fields import COMMIT_COLUMNS
-from ppbench.display.formats import Format
-from ppbench.display.tables import View, render
+from ppbench.display.rows import Rows
+from ppbench.display.tables import Table
 from ppbench.display.units import counted
 
 
+@answers(columns_of("backfill", "runs"))
 def backfill(
     span: Annotated[
         str, typer.Argument(metavar="A..B", help="Commits: A, B and those between; HEAD~20..")
@@ -53,10 +53,7 @@ def backfill(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the commits in order; measure none.")
     ] = False,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """Measure past commits in work trees: newest, oldest, then the middle of the largest gap.
 
     Each takes turns with the newest, so that `history` compares what the same moments show.
@@ -66,7 +63,7 @@ def backfill(
     from ppbench.comparison.lines import listed
     from ppbench.judge.verdicts import SPEED
 
-    view, budget_s = View.of(columns, sort), seconds_in(budget)
+    budget_s = seconds_in(budget)
     with going_on(), LiveProgress() as progress:
         result = measure(
             span,
@@ -89,5 +86,5 @@ def backfill(
             f"note: --budget is spent: {counted(len(result.missing), 'commit')} lack launches: "
             f"{listed(result.missing)}; go on with: {typed_command()}"
         )
-    print(render(result.frame, how, shown, view, ["commit"]))
-    raise typer.Exit(result.exit_code)
+    rows = Rows.of(result.frame)
+    return Result([Table(rows, shown, ["commit"])], rows, exit_code=result.exit_code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -10,31 +9,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppbench.cli.emit import answers, columns_of
 from ppbench.cli.options import (
     RESULTS,
-    Columns,
-    HowToPrint,
     MostTime,
     Overrides,
     Results,
     RetryFailed,
-    Sort,
     SweepFile,
     going_on,
-    print_text,
     seconds_in,
     typed_command,
 )
 from ppbench.display.commands import command
+from ppbench.display.document import Block, Result, Text
 from ppbench.display.fields import COMMIT_COLUMNS
-from ppbench.display.formats import Format
 from ppbench.display.metrics import METRICS
-from ppbench.display.tables import View, as_records, render
+from ppbench.display.rows import Rows
+from ppbench.display.tables import Table
 
 if TYPE_CHECKING:
     from ppbench.commits.bisect import BisectionResult
 
 
+@answers(columns_of("bisect", "runs"))
 def bisect(
     good: Annotated[str, typer.Argument(metavar="GOOD", help="A commit before the change.")],
     bad: Annotated[str, typer.Argument(metavar="BAD", help="A commit after the change.")],
@@ -53,15 +51,12 @@ def bisect(
     overrides: Overrides = None,
     results: Results = RESULTS,
     retry_failed: RetryFailed = False,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """Find the first bad commit with as few launches as the noise allows."""
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.bisect import bisect as search
 
-    view, budget_s = View.of(columns, sort), seconds_in(budget)
+    budget_s = seconds_in(budget)
     with going_on(), LiveProgress() as progress:
         result = search(
             good,
@@ -89,18 +84,11 @@ def bisect(
             results=results,
         )
 
-    print_text(bisection_text(result, how, between, results, view), how)
-    raise typer.Exit(result.exit_code)
+    return answer(result, between, results)
 
 
-def bisection_text(
-    result: BisectionResult,
-    how: Format,
-    between: Callable[[str, str], str],
-    results: Path,
-    view: View,
-) -> str:
-    """The output of `ppbench bisect`; `between` is the command that searches other ends."""
+def answer(result: BisectionResult, between: Callable[[str, str], str], results: Path) -> Result:
+    """The first bad commit; `between` is the command that searches other ends."""
     from ppbench.commits.bench import commit_values
 
     search, commands = result.search, {}
@@ -110,31 +98,21 @@ def bisection_text(
         runs = [run for place in places if (run := result.run_id(place)) is not None]
         commands["compare"] = command("compare", *shas, results=results)
         commands["timelines"] = command("timeline", *runs, results=results)
-    if how is Format.json:
-        values = {
-            "finding": search.finding.value,
-            "first_bad": [commit_values(target.commit) for target in result.first_bad],
-            "confidence": search.confidence,
-            "metric": result.metric,
-            "ratio": search.ends and search.ends.ratio and asdict(search.ends.ratio),
-            "difference": search.ends and search.ends.difference and asdict(search.ends.difference),
-            "case_id": result.case_id,
-            "case": result.conditions,
-            "num_launches": result.num_launches,
-            "num_made": result.num_made,
-            "discounts": [
-                {"run_id": one.run_id, "launch": one.launch} for one in result.discounted
-            ],
-            "commits": as_records(result.frame),
-            "commands": commands,
-            "go_on": None if result.first_bad else typed_command(),
-        }
-        return json.dumps(values, indent=2, allow_nan=False)
-    discounted = ["num_discounted"] if result.discounted else []
-    columns = [*COMMIT_COLUMNS, "num_launches", *discounted, "status", result.metric, "chance"]
-    table = render(result.frame, how, columns, view, ["commit", "chance"])
-    if how is Format.csv:
-        return table
+    data = {
+        "finding": search.finding.value,
+        "first_bad": [commit_values(target.commit) for target in result.first_bad],
+        "confidence": search.confidence,
+        "metric": result.metric,
+        "ratio": search.ends and search.ends.ratio and asdict(search.ends.ratio),
+        "difference": search.ends and search.ends.difference and asdict(search.ends.difference),
+        "case_id": result.case_id,
+        "case": result.conditions,
+        "num_launches": result.num_launches,
+        "num_made": result.num_made,
+        "discounts": [{"run_id": one.run_id, "launch": one.launch} for one in result.discounted],
+        "commands": commands,
+        "go_on": None if result.first_bad else typed_command(),
+    }
     lines = [f"case: {', '.join(result.conditions)}"] if result.conditions else []
     lines += _verdict(result, between)
     for target, launches, runs_here in zip(
@@ -150,7 +128,11 @@ def bisection_text(
         for one in result.discounted
     ]
     lines += [f"{name}: {words}" for name, words in commands.items()]
-    return "\n".join([table, "", *lines])
+    discounted = ["num_discounted"] if result.discounted else []
+    columns = [*COMMIT_COLUMNS, "num_launches", *discounted, "status", result.metric, "chance"]
+    rows = Rows.of(result.frame)
+    blocks: list[Block] = [Table(rows, columns, ["commit", "chance"]), Text(lines)]
+    return Result(blocks, rows, data, result.exit_code, key="commits")
 
 
 def _verdict(result: BisectionResult, between: Callable[[str, str], str]) -> list[str]:

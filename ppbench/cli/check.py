@@ -7,31 +7,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.compare import SAVED
+from ppbench.cli.comparison import gated, rechecked
+from ppbench.cli.emit import answers, columns_of
 from ppbench.cli.options import (
     RESULTS,
     Budget,
-    Columns,
-    HowToPrint,
     IsRun,
     Metrics,
     MostLaunches,
     NumLaunches,
     Results,
-    Sort,
     check_store_of,
     going_on,
-    print_text,
     until_of,
 )
 from ppbench.display.commands import command
+from ppbench.display.document import Result, render
 from ppbench.display.formats import Format
-from ppbench.display.tables import View
 from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
     from ppbench.comparison.sides import Side
 
+SAVED = ".json"
+"""The ending of a saved comparison."""
 HeadsSweep = Annotated[
     Path | None,
     typer.Argument(
@@ -57,6 +56,7 @@ Summary = Annotated[
 ]
 
 
+@answers(columns_of("check", "runs"))
 def check(
     file: HeadsSweep = None,
     base: Base = None,
@@ -69,16 +69,11 @@ def check(
     budget: Budget = None,
     summary: Summary = None,
     results: Results = RESULTS,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """CI gate: exits 1 on a regression, 3 on insufficient data, 4 on failed runs."""
-    from ppbench.cli.comparison import gate_text, note_aside, recheck_text
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.check import check as check_sides
 
-    view = View.of(columns, sort)
     if file is not None and file.suffix == SAVED:
         from ppbench.commits.saved import check_saved
 
@@ -96,8 +91,7 @@ def check(
         num = (launches or 5) if is_run else None
         with going_on(), LiveProgress(is_shown=is_run) as progress:
             recheck = check_saved(file, launches=num, results=results, progress=progress)
-        print_text(recheck_text(recheck, how, view), how)
-        raise typer.Exit(recheck.exit_code)
+        return rechecked(recheck)
     from ppbench.config.shipped import from_here
     from ppbench.config.sweep import read_share
     from ppbench.files import whole_file
@@ -133,13 +127,11 @@ def check(
         max_launches=most,
         budget=budget,
     )
-    note_aside(result.comparison, how)
+    answer = gated(result, again)
     if summary is not None:
-        text = gate_text(result, Format.markdown, again)
         with whole_file(summary, "--summary") as page:
-            page.write(f"{text}\n".encode())
-    print_text(gate_text(result, how, again, view), how)
-    raise typer.Exit(result.exit_code)
+            page.write(f"{render(answer, Format.markdown)}\n".encode())
+    return answer
 
 
 def _lasting_name(side: Side) -> str:

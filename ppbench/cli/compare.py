@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import sys
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ppbench.cli.comparison import compared
+from ppbench.cli.emit import answers, columns_of
 from ppbench.cli.options import (
     REPORTS,
     RESULTS,
     Budget,
-    Columns,
-    HowToPrint,
     IsRun,
     Metrics,
     MostLaunches,
     NumLaunches,
     Results,
-    Sort,
     check_store_of,
     going_on,
-    print_text,
     until_of,
 )
 from ppbench.display.commands import command
-from ppbench.display.formats import Format
-from ppbench.errors import ExitCode, UsageError
+from ppbench.display.document import Result
+from ppbench.errors import UsageError
 
 Names = Annotated[
     list[str] | None,
@@ -59,19 +57,9 @@ BaseValue = Annotated[
 AllPairs = Annotated[
     bool, typer.Option("--all-pairs", help="With --across: compare each value with each.")
 ]
-Page = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Also write the comparison: as a page, or as .json, which `check` judges anew.",
-    ),
-]
-SAVED = ".json"
-"""The ending of a saved comparison."""
 
 
+@answers(columns_of("compare", "runs"))
 def compare(
     names: Names = None,
     across: Axis = None,
@@ -82,25 +70,17 @@ def compare(
     launches: NumLaunches = None,
     most: MostLaunches = None,
     budget: Budget = None,
-    output: Page = None,
     results: Results = RESULTS,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """Compare two sides, or the cases that differ in one setting: figures, and what changed."""
-    from ppbench.cli.comparison import comparison_text, note_aside
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.comparison import compare as compare_sides
     from ppbench.comparison.sides import WORKTREE
-    from ppbench.display.tables import View
-    from ppbench.files import whole_file
 
-    words, view = names or [], View.of(columns, sort)
+    words = names or []
     launches, most, budget_s = until_of(launches, most, budget, is_run=is_run)
     is_named = across is not None or any(not word.endswith(".toml") for word in words)
     check_store_of(results, words, measures=is_run or not is_named)
-    is_saved = output is not None and output.suffix == SAVED
     base: str | None
     head = sweep = None
     if across is None:
@@ -117,10 +97,6 @@ def compare(
         base, head, sweep = split_names(words)
     else:
         base = base_value
-        if is_saved:
-            raise UsageError(
-                f"-o {output}: keeps two sides, BASE and HEAD; write a page: FILE.html"
-            )
     with going_on(), LiveProgress(is_shown=is_run) as progress:
         result = compare_sides(
             base,
@@ -136,10 +112,11 @@ def compare(
             results=results,
             progress=progress,
         )
-    if output is not None and is_saved:
-        with whole_file(output, "--output") as saved:
-            saved.write(f"{comparison_text(result, Format.json)}\n".encode())
-    elif output is not None:
+
+    def write(path: Path) -> None:
+        from ppbench.report.pages.comparison import render_comparison
+        from ppbench.report.pages.templates import listed, write_page
+
         again = command(
             *("compare", *words),
             across=across,
@@ -147,21 +124,13 @@ def compare(
             all_pairs=all_pairs,
             metric=metrics,
             results=results,
-            output=output,
+            output=path,
         )
-        from ppbench.report.pages.comparison import render_comparison
-        from ppbench.report.pages.templates import listed, write_page
-
-        with listed(output, REPORTS):  # one in the folder of reports is added to their index
+        with listed(path, REPORTS):  # one in the folder of reports is added to their index
             changed = result.break_down(result.changed())
-            write_page(output, render_comparison(result, changed, again))
-    note_aside(result, how)
-    print_text(comparison_text(result, how, view), how)
-    if output is not None:
-        word = "saved" if is_saved else "page"
-        print(f"{word}: {output}", file=sys.stdout if how is Format.table else sys.stderr)
-    is_answered = result.has_verdict and not result.is_open
-    raise typer.Exit(ExitCode.ok if is_answered else ExitCode.insufficient)
+            write_page(path, render_comparison(result, changed, again))
+
+    return dataclasses.replace(compared(result), write_page=write)
 
 
 def split_names(words: Sequence[str]) -> tuple[str | None, str | None, Path | None]:

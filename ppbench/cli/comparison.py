@@ -1,17 +1,12 @@
-"""The texts of a comparison: as it is, as a gate judges it, and as newer launches of a saved one.
+"""The answer of a comparison: as it is, as a gate judges it, and as newer launches of a saved one.
 
-In a terminal and in markdown: one line per case and metric, then sentences. In JSON and CSV: every
-raw figure under its own name, with the verdicts in the words of `judge.verdicts`.
+For people it has one line per case and metric, then sentences. JSON and CSV have every raw figure
+under its own name, with the verdicts in the words of `judge.verdicts`.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-
-import pandas as pd
+from collections.abc import Iterator, Mapping, Sequence
 
 from ppbench.cli.options import typed_command
 from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, entry_text
@@ -20,104 +15,102 @@ from ppbench.comparison.axes import key_of
 from ppbench.comparison.lines import COMMIT, Comparison, Contrast, Line, ends, listed
 from ppbench.comparison.measurement import MOST_LAUNCHES, stop_text
 from ppbench.comparison.sides import SHORT
-from ppbench.console import note
 from ppbench.display.cases import axis_text
-from ppbench.display.changes import (
-    change_text,
-    figure_text,
-    moved_sentences,
-    verdict_text,
-)
+from ppbench.display.changes import change_text, figure_text, moved_sentences, verdict_text
 from ppbench.display.commands import LAUNCHES, repeated
+from ppbench.display.document import Block, Code, Fold, Result, Text
 from ppbench.display.fields import field_of, words
-from ppbench.display.formats import Format
-from ppbench.display.tables import EVERYTHING, Rows, View, as_records, escaped, render
+from ppbench.display.rows import Rows, Written
+from ppbench.display.tables import Table
 from ppbench.display.units import counted
 from ppbench.errors import ExitCode
 from ppbench.report.pages.comparison import facts_of, why_idle
 
 _COLUMNS = ("case", "fingerprint", "figure", "base", "head", "change_text", "verdict")
-_EXTRA = {"stated": words("stated"), "outcome": words("outcome")}
+_FOR_PEOPLE = ("figure", "change_text", "launches", "allowed", "gate", "stated")
+_LABELS = {"stated": words("stated"), "outcome": words("outcome")}
 _DETAILS = ["case", "metric", "fingerprint", "p", "resolution", "within", "num_base", "num_head"]
 _MOST_NAMED = 3
-Cells = Mapping[str, str]
+Values = Mapping[str, object]
+Judged = tuple[Line, Values, Values]
+"""A line, its raw figures, and further cells that people see."""
 
 
-def comparison_text(comparison: Comparison, how: Format, view: View = EVERYTHING) -> str:
-    """The output of `ppbench compare`, of two sides or of cases along a setting."""
-    if how is Format.json:
-        values = _values(comparison, comparison.series())
-        return json.dumps(values, indent=2, allow_nan=False)
-    if how is Format.csv:
-        return render(comparison.frame, how, [], view)
+def compared(comparison: Comparison) -> Result:
+    """The answer of `ppbench compare`, of two sides or of cases along a setting."""
     why = NOTHING
     if comparison.axis != COMMIT:
         why = f"no two cases differ in {key_of(comparison.axis)} alone"
-    return _joined(
-        _heads(comparison, how),
-        _stop(comparison, how, typed_command()),
-        _table(comparison, [(line, {}) for line in comparison.lines], how, view)
-        or f"nothing to compare: {why}",
-        *_moved(comparison, how),
-        _notes(comparison, how),
+    judged: list[Judged] = [(line, comparison.values_of(line), {}) for line in comparison.lines]
+    rows, table = _table(comparison, judged)
+    blocks: list[Block] = [
+        *_heads(comparison),
+        *_stop(comparison, typed_command()),
+        table if judged else Text(f"nothing to compare: {why}"),
+        *_moved(comparison),
+        *_notes(comparison),
+    ]
+    is_answered = comparison.has_verdict and not comparison.is_open
+    return Result(
+        blocks,
+        rows,
+        _values(comparison, comparison.series()),
+        ExitCode.ok if is_answered else ExitCode.insufficient,
+        key="changes",
+        notes=_asides(comparison, typed_command()),
     )
 
 
-def gate_text(result: GateResult, how: Format, command: str, view: View = EVERYTHING) -> str:
-    """The output of `ppbench check`; `command` repeats the check."""
-    comparison, is_page = result.comparison, how is Format.markdown
-    if how is Format.json:
-        values = {
-            "verdict": result.word,
-            "exit_code": result.exit_code,
-            **_values(comparison, comparison.changed()),
-            "changes": _records(result.frame),
-            "failed": list(result.failed),
-            "missing": list(result.missing),
-            "command": command,
-        }
-        return json.dumps(values, indent=2, allow_nan=False)
-    if how is Format.csv:
-        return render(result.frame, how, [], view)
-    rows: list[tuple[Line, Cells]] = []
-    for gated in result.lines:
-        word = "regression" if gated.is_regression else "accepted" if gated.accepted else "ok"
-        if not gated.line.change.is_decided:
-            word = gated.line.change.verdict
-        cells = {"allowed": _allowed(gated), "gate": word}
-        rows.append((gated.line, cells if gated.is_gated else {"allowed": "", "gate": "not gated"}))
+def gated(result: GateResult, command: str) -> Result:
+    """The answer of `ppbench check`; `command` repeats the check."""
+    comparison, judged = result.comparison, list[Judged]()
+    for one in result.lines:
+        word = "regression" if one.is_regression else "accepted" if one.accepted else "ok"
+        if not one.line.change.is_decided:
+            word = one.line.change.verdict
+        more = {"allowed": _allowed(one), "gate": word}
+        values = {**one.values(), **comparison.values_of(one.line)}
+        judged.append((one.line, values, more if one.is_gated else {"gate": "not gated"}))
     why = [
         *(f"regression: {_sentence(g)}; {_allowed(g)} is allowed" for g in result.regressions),
         *(f"failed at head: {case}" for case in result.failed),
         *(f"not enough data: {case}" for case in result.missing),
         *(
-            f"open: {_sentence(gated)}{'; it passes' * (result.exit_code == ExitCode.ok)}"
-            for gated in result.open
+            f"open: {_sentence(one)}{'; it passes' * (result.exit_code == ExitCode.ok)}"
+            for one in result.open
         ),
     ]
     accepted = [
-        f"{escaped(_sentence(gated)) if is_page else _sentence(gated)}, with "
-        f"{entry.commit[:SHORT]}: {as_code(entry.reason) if is_page else _plain(entry.reason)}"
-        for gated in result.accepted
-        if (entry := gated.accepted) is not None
+        f"{_sentence(one)}, with {entry.commit[:SHORT]}: {' '.join(entry.reason.split())}"
+        for one in result.accepted
+        if (entry := one.accepted) is not None
     ]
-    first = headline(result)
-    return _joined(
-        f"## {escaped(first)}" if is_page else first,
-        _to_decide(result, how, command),
-        _heads(comparison, how),
-        _stop(comparison, how, command),
-        _table(comparison, rows, how, view),
-        *_moved(comparison, how),
-        _section("Why", why, how, "", as_code),
-        _section("Accepted", accepted, how, "accepted: ", str),
-        _notes(comparison, how),
-        _to_paste(result, how),
-        f"**How to reproduce**\n\n```sh\n{command}\n```" if is_page else "",
-        _details("Details", render(result.frame, Format.markdown, _DETAILS))
-        if is_page and not result.frame.empty
-        else "",
-    )
+    rows, table = _table(comparison, judged, ("allowed", "gate"))
+    blocks: list[Block] = [
+        Text(headline(result), is_heading=True),
+        *_to_decide(result, command),
+        *_heads(comparison),
+        *_stop(comparison, command),
+        *([table] if judged else []),
+        *_moved(comparison),
+        *_section("Why", why, ""),
+        *_section("Accepted", accepted, "accepted: "),
+        *_notes(comparison),
+        *_to_paste(result),
+        Fold("How to reproduce", [Code(command, language="sh")]),
+    ]
+    if judged:
+        blocks.append(Fold("Details", [Table(rows, _DETAILS)]))
+    data = {
+        "verdict": result.word,
+        "exit_code": result.exit_code,
+        **_values(comparison, comparison.changed()),
+        "failed": list(result.failed),
+        "missing": list(result.missing),
+        "command": command,
+    }
+    notes = _asides(comparison, command)
+    return Result(blocks, rows, data, result.exit_code, key="changes", notes=notes)
 
 
 def headline(result: GateResult) -> str:
@@ -137,24 +130,15 @@ def headline(result: GateResult) -> str:
     return f"{text}; exits with {result.exit_code:d}" if result.word == NOT_DECIDED else text
 
 
-def recheck_text(recheck: Recheck, how: Format, view: View = EVERYTHING) -> str:
-    """The output of `ppbench check COMPARISON.json`: what new launches say of stated changes."""
-    comparison, rows, sentences = recheck.comparison, list[tuple[Line, Cells]](), []
-    if how is Format.csv:
-        return render(recheck.frame, how, [], view)
-    if how is Format.json:
-        values = {
-            "outcome": str(recheck.outcome),
-            "exit_code": recheck.exit_code,
-            "changes": as_records(recheck.frame),
-            "notes": list(comparison.notes),
-        }
-        return json.dumps(values, indent=2, allow_nan=False)
+def rechecked(recheck: Recheck) -> Result:
+    """The answer of `ppbench check COMPARISON.json`: what new launches say of stated changes."""
+    comparison, judged, sentences = recheck.comparison, list[Judged](), []
     for each in recheck.judged:
         now, metric, was = "not measured again", each.metric, each.change
         stated = change_text(metric, was)
         if each.again is not None:
-            rows.append((each.again, {"stated": stated, "outcome": str(each.outcome)}))
+            more = {"stated": stated, "outcome": str(each.outcome)}
+            judged.append((each.again, {}, more))
             change = each.again.change
             now = f"{verdict_text(metric, change.verdict)}, {change_text(metric, change)}"
         if each.outcome is recheck.outcome:
@@ -162,167 +146,111 @@ def recheck_text(recheck: Recheck, how: Format, view: View = EVERYTHING) -> str:
             verdict = verdict_text(metric, was.verdict)
             sentences.append(f"{of}: {now}; stated: {verdict}, {stated}")
     said = listed(sentences, _MOST_NAMED) or "the comparison states no change that could hold"
-    first = f"{recheck.outcome}: {said}"
-    return _joined(
-        f"**{escaped(first)}**" if how is Format.markdown else first,
-        _table(comparison, rows, how, view),
-        _notes(comparison, how),
-    )
+    _, table = _table(comparison, judged, ("stated", "outcome"))
+    blocks: list[Block] = [
+        Text(f"{recheck.outcome}: {said}", is_heading=True),
+        *([table] if judged else []),
+        *_notes(comparison),
+    ]
+    notes = list(comparison.notes)
+    data = {"outcome": str(recheck.outcome), "exit_code": recheck.exit_code, "notes": notes}
+    rows = Rows.of(recheck.frame)
+    return Result(blocks, rows, data, recheck.exit_code, key="changes", notes=notes)
 
 
-def _joined(*parts: str) -> str:
-    return "\n\n".join(part for part in parts if part)
-
-
-def _to_decide(result: GateResult, how: Format, command: str) -> str:
-    """The check that measures more where this one is not decided; else nothing."""
+def _to_decide(result: GateResult, command: str) -> Iterator[Block]:
+    """The check that measures more where this one is not decided."""
     comparison = result.comparison
     is_known = result.source is not None and not comparison.head.origins
-    if result.word != NOT_DECIDED or comparison.stopped is not None or not is_known:
-        return ""
-    again = repeated(command, {LAUNCHES: str(MOST_LAUNCHES)}, ["--run"])
-    return (
-        f"to decide it, on a quiet machine: {as_code(again) if how is Format.markdown else again}"
-    )
+    if result.word == NOT_DECIDED and comparison.stopped is None and is_known:
+        again = repeated(command, {LAUNCHES: str(MOST_LAUNCHES)}, ["--run"])
+        yield Code(again, "to decide it, on a quiet machine")
 
 
-def _heads(comparison: Comparison, how: Format) -> str:
+def _heads(comparison: Comparison) -> Iterator[Block]:
     """Say what is compared, and how many runs of it."""
     facts = facts_of(comparison)
     width = max(len(name) for name, _ in facts) + 2
-    lines = [f"{name:{width}}{_plain(text)}" for name, text in facts]
-    return "\n".join(f"- {as_code(line)}" if how is Format.markdown else line for line in lines)
+    yield Text([f"{name:{width}}{' '.join(text.split())}" for name, text in facts], is_foreign=True)
 
 
-def _stop(comparison: Comparison, how: Format, command: str) -> str:
-    """Why no more launches were made, and how to go on; empty if their number was fixed."""
-    stopped = comparison.stopped
-    if stopped is None:
-        return ""
-    text = stop_text(stopped)
-    again = repeated(command, stopped.to_decide) if stopped.to_decide else ""
-    if how is Format.markdown:
-        return escaped(text) + (f"; go on with: {as_code(again)}" if again else "")
-    return f"{text}\ngo on with: {again}" if again else text
+def _stop(comparison: Comparison, command: str) -> Iterator[Block]:
+    """Why no more launches were made, and how to go on; nothing if their number was fixed."""
+    if (stopped := comparison.stopped) is not None:
+        yield Text(stop_text(stopped))
+        if stopped.to_decide and (again := repeated(command, stopped.to_decide)):
+            yield Code(again, "go on with")
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.split())
-
-
-def as_code(text: str) -> str:
-    """Foreign text as markdown code: no markup, mention or reference in it takes effect."""
-    return f"`{_plain(text).replace('`', chr(39))}`"
+def _asides(comparison: Comparison, command: str) -> list[str]:
+    """What a table in CSV has no place for."""
+    return [*(one.terminal() for one in _stop(comparison, command)), *comparison.notes]
 
 
 def _table(
-    comparison: Comparison, rows: Sequence[tuple[Line, Cells]], how: Format, view: View
-) -> str:
-    """A table that names each contrast once, and what all have alike not at all.
+    comparison: Comparison, judged: Sequence[Judged], extra: Sequence[str] = ()
+) -> tuple[Rows, Table]:
+    """The lines with their raw figures, and the table in which people see them.
 
-    Lines have further cells. Along a setting the parts of a name are stacked beside its rows, to
-    stay narrow, and a single pair of values heads its two columns. A case that is the only one is
-    named above the table. In another order every row names its case.
+    It names each contrast once, and what all have alike not at all. Along a setting the parts of a
+    name are one below the other, to stay narrow, and a single pair of values heads its two columns.
+    A case that is the only one is named above the table.
     """
-    if not rows:
-        return ""
-    lines, axis = [line for line, _ in rows], comparison.axis
-    extra = tuple(rows[0][1])
-    columns = [*_COLUMNS, *extra, "launches"]
-    essential = ["case", "figure", "change_text", extra[-1] if extra else "verdict"]
-    cells = [{**_row(line), **more} for line, more in rows]
-    if view.sort:
-        column = str(view.order(columns))
-        keys = [_number(line, column, own[column]) for line, own in zip(lines, cells, strict=True)]
-        order = Rows(["key", "at"], [*zip(keys, itertools.count())])
-        order = order.sorted("key", is_descending=view.sort.startswith("-"))
-        cells = [cells[int(str(at))] for _, at in order.cells]
-        view = replace(view, sort="")
-        hidden = {"fingerprint"} if len({own["fingerprint"] for own in cells}) == 1 else set()
-    else:
-        cells, hidden = _stacked(comparison, rows, cells, is_narrow=how is Format.table)
-    shown = {n: _EXTRA.get(n) or field_of(n) for n in columns if n not in hidden}
-    pairs = {(line.series.base_value, line.series.head_value) for line in lines}
-    if axis != COMMIT and len(pairs) == 1:
-        for name, value in zip(("base", "head"), *pairs, strict=True):
-            shown[name] = words(axis_text(axis, value), is_number=True)
-    return render(pd.DataFrame(cells, columns=columns), how, shown, view, essential)
-
-
-def _stacked(
-    comparison: Comparison,
-    rows: Sequence[tuple[Line, Cells]],
-    cells: Sequence[dict[str, str]],
-    *,
-    is_narrow: bool,
-) -> tuple[list[dict[str, str]], set[str]]:
-    """The rows of a table in which each contrast is named once, and columns that say nothing."""
-    is_commit, stacked = comparison.axis == COMMIT, list[dict[str, str]]()
-    series = list(dict.fromkeys(line.series for line, _ in rows))
-    for contrast in series:
-        own = [row for row, (line, _) in zip(cells, rows, strict=True) if line.series == contrast]
-        names = list(contrast.parts) if is_narrow and not is_commit else [contrast.text]
-        own += [dict.fromkeys(cells[0], "")] * (len(names) - len(own))
-        for place, row in enumerate(own):
-            machine = "" if place else contrast.fingerprint
-            name = "".join(names[place : place + 1])
-            stacked.append({**row, "case": name, "fingerprint": machine})
-    may_hide = ("fingerprint",) if is_commit else ("fingerprint", "launches")
-    hidden = {name for name in may_hide if len({"", *(row[name] for row in stacked)}) == 2}
+    lines, axis = [line for line, *_ in judged], comparison.axis
+    is_commit = axis == COMMIT
+    records = []
+    for line, values, more in judged:
+        metric, change = line.metric, line.change
+        discounts = [one.values() for one in line.discounted]
+        also = f" ({len(discounts)} discounted)" if discounts else ""
+        tested = change.difference if metric.in_points else change.ratio
+        by = None if tested is None else tested.estimate
+        counts = f"{change.num_base}, {change.num_head}{also}"
+        records.append(
+            {
+                **values,
+                "base": Written(change.base, figure_text(metric, change.base)),
+                "head": Written(change.head, figure_text(metric, change.head)),
+                "verdict": Written(change.verdict.value, verdict_text(metric, change.verdict)),
+                "discounts": discounts,
+                "case": Written(
+                    ", ".join(line.series.common),
+                    line.series.text if is_commit else "\n".join(line.series.parts),
+                ),
+                "fingerprint": line.series.fingerprint,
+                "figure": field_of(metric.name).heading,
+                "change_text": Written(by, change_text(metric, change)),
+                "launches": Written(change.num_base, counts),
+                **dict.fromkeys(extra, ""),
+                **more,
+            }
+        )
+    rows = Rows.of_records(records, _FOR_PEOPLE)
+    series = list(dict.fromkeys(line.series for line in lines))
+    hidden = set()
+    if len({line.series.fingerprint for line in lines}) == 1:
+        hidden.add("fingerprint")
+    if not is_commit and len({str(record["launches"]) for record in records}) == 1:
+        hidden.add("launches")
     if len(series) == 1 and (is_commit or not series[0].common):
         hidden.add("case")
-    return stacked, hidden
+    columns = [*_COLUMNS, *extra, "launches"]
+    shown = {name: _LABELS.get(name) or field_of(name) for name in columns if name not in hidden}
+    pairs = {(line.series.base_value, line.series.head_value) for line in lines}
+    if not is_commit and len(pairs) == 1:
+        for name, value in zip(("base", "head"), *pairs, strict=True):
+            shown[name] = words(axis_text(axis, value), is_number=True)
+    essential = ["case", "figure", "change_text", extra[-1] if extra else "verdict"]
+    return rows, Table(rows, shown, essential, grouped="case")
 
 
-def _row(line: Line) -> dict[str, str]:
-    metric, change = line.metric, line.change
-    discounts = f" ({len(line.discounted)} discounted)" if line.discounted else ""
-    return {
-        "case": line.series.text,
-        "fingerprint": line.series.fingerprint,
-        "figure": field_of(metric.name).heading,
-        "base": figure_text(metric, change.base),
-        "head": figure_text(metric, change.head),
-        "change_text": change_text(metric, change),
-        "verdict": verdict_text(metric, change.verdict),
-        "launches": f"{change.num_base}, {change.num_head}{discounts}",
-    }
+def _section(title: str, lines: Sequence[str], prefix: str | None = None) -> Iterator[Block]:
+    """Sentences as a list; those with a prefix in a terminal hold what others wrote."""
+    if lines:
+        yield Text(lines, title, prefix, is_foreign=prefix is not None)
 
 
-def _number(line: Line, column: str, text: str) -> object:
-    """The value by which a row is sorted: a number where its cell is one."""
-    change = line.change
-    tested = change.difference if line.metric.in_points else change.ratio
-    return {
-        "base": change.base,
-        "head": change.head,
-        "change_text": None if tested is None else tested.estimate,
-        "launches": change.num_base,
-    }.get(column, text)
-
-
-def _section(
-    title: str,
-    lines: Iterable[str],
-    how: Format,
-    prefix: str | None = None,
-    written: Callable[[str], str] = escaped,
-) -> str:
-    """Sentences; in a terminal each begins with `prefix`, or is indented below the title.
-
-    `written` is how they are written in markdown: foreign text as code.
-    """
-    if not (lines := list(lines)):
-        return ""
-    if how is Format.markdown:
-        items = "\n".join(f"- {written(line)}" for line in lines)
-        return f"**{escaped(title)}**\n\n{items}"
-    if prefix is None:
-        return "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
-    return "\n".join(f"{prefix}{line}" for line in lines)
-
-
-def _moved(comparison: Comparison, how: Format) -> Iterable[str]:
+def _moved(comparison: Comparison) -> Iterator[Block]:
     breakdowns = comparison.break_down(comparison.changed())
     has_several = len({breakdown.series.fingerprint for breakdown in breakdowns}) > 1
     for part in breakdowns:
@@ -330,58 +258,38 @@ def _moved(comparison: Comparison, how: Format) -> Iterable[str]:
         title = f"What changed in {part.series.text}{on}"
         if comparison.axis != COMMIT:
             title = ", ".join(["What changed", part.series.pair, *part.series.common])
-        yield _section(title, moved_sentences(part.moved, why_idle(comparison)), how)
+        yield from _section(title, moved_sentences(part.moved, why_idle(comparison)))
 
 
-def _notes(comparison: Comparison, how: Format) -> str:
-    return _section("Notes", comparison.notes, how, "note: ", as_code)
+def _notes(comparison: Comparison) -> Iterator[Block]:
+    yield from _section("Notes", comparison.notes, "note: ")
 
 
-def note_aside(comparison: Comparison, how: Format) -> None:
-    """Note what a table in CSV has no place for."""
-    if how is Format.csv:
-        for text in (_stop(comparison, how, typed_command()), *comparison.notes):
-            if text:
-                note(f"note: {text}")
-
-
-def _sentence(gated: GatedLine) -> str:
-    line = gated.line
+def _sentence(one: GatedLine) -> str:
+    line = one.line
     label = field_of(line.metric.name).label
     return f"{line.series.text}: {label} {change_text(line.metric, line.change)}"
 
 
-def _allowed(gated: GatedLine) -> str:
-    return f"{gated.threshold * 100:.3g} {'points' if gated.line.metric.in_points else '%'}"
+def _allowed(one: GatedLine) -> str:
+    return f"{one.threshold * 100:.3g} {'points' if one.line.metric.in_points else '%'}"
 
 
-def _to_paste(result: GateResult, how: Format) -> str:
+def _to_paste(result: GateResult) -> Iterator[Block]:
     """The entries that would accept the regressions; an attached training has no sweep file."""
     head = result.comparison.head
     if not result.regressions or head.origins:
-        return ""
+        return
     is_dirty = bool(head.runs["is_dirty"].eq(True).any())
     known = None if is_dirty else head.commit
     commit = known[:12] if known else "the commit that it came with"
     entries = "\n\n".join(
-        entry_text(commit, gated.conditions, gated.line.metric.name, gated.up_to)
-        for gated in result.regressions
+        entry_text(commit, one.conditions, one.line.metric.name, one.up_to)
+        for one in result.regressions
     )
     first = "commit first, then name that commit and " if is_dirty else ""
-    advice = f"If this is intended, {first}put it into the sweep file (see docs/howto/ci-gate.md):"
-    if how is Format.markdown:
-        return _details("Is it intended?", f"{advice}\n\n```toml\n{entries}\n```")
-    return f"{advice}\n\n{entries}"
-
-
-def _details(title: str, body: str) -> str:
-    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, object]]:
-    """Rows for JSON, in which discounts are objects rather than their text."""
-    rows = as_records(frame)
-    return [{**row, "discounts": json.loads(str(row["discounts"]))} for row in rows]
+    advice = f"If this is intended, {first}put it into the sweep file (see docs/howto/ci-gate.md)"
+    yield Fold("Is it intended?", [Code(entries, advice, "toml")], is_in_terminal=True)
 
 
 def _values(comparison: Comparison, wanted: Sequence[Contrast]) -> dict[str, object]:
@@ -423,7 +331,6 @@ def _values(comparison: Comparison, wanted: Sequence[Contrast]) -> dict[str, obj
     return {
         **(identity_values(comparison) if is_commit else first),
         **({} if stopped is None else {"looks": stopped.as_dict()}),
-        "changes": _records(comparison.frame),
         "moved": moved,
         "notes": list(comparison.notes),
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ppbench.cli.options import HowToPrint
-from ppbench.display.formats import Format
-from ppbench.display.tables import facts
+from ppbench.cli.emit import answers
+from ppbench.display.document import Facts, Result
+from ppbench.display.rows import Record
 
 
-def env(how: HowToPrint = Format.table) -> None:
+@answers()
+def env() -> Result:
     """Show the hardware and software that timings depend on."""
     import os
     from dataclasses import asdict
@@ -26,4 +27,4 @@ def env(how: HowToPrint = Format.table) -> None:
         "default_device": device,
         "fingerprint": fingerprint,
     }
-    print(facts(values, how))
+    return Result([Facts(values)], Record(values), key="")

@@ -10,8 +10,10 @@ import typer
 from ppbench.cli import completion
 from ppbench.cli.options import REPORTS, RESULTS, Run, StoredResults, print_path
 from ppbench.console import note
+from ppbench.display.document import Result, render
 from ppbench.display.formats import ExportFormat, Format
-from ppbench.display.tables import render
+from ppbench.display.rows import Rows
+from ppbench.display.tables import Table
 from ppbench.errors import UsageError, nearest
 from ppbench.files import check_suffix, is_stream, write_file
 
@@ -106,7 +108,8 @@ def export(
             return
         columns = RUN_COLUMNS if table == "runs" else [column.name for column in TABLES[table]]
         filled = [name for name in columns if frame[name].notna().any()]
-        text = render(frame, Format(how.value), filled or columns)
+        rows = Rows.of(frame)
+        text = render(Result([Table(rows, filled or columns)], rows), Format(how.value))
     if output is None:
         print(text)
         return

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.options import (
-    REPORTS,
-    RESULTS,
-    Columns,
-    HowToPrint,
-    Sort,
-    StoredResults,
-    print_text,
-)
+from ppbench.cli.emit import answers
+from ppbench.cli.options import REPORTS, RESULTS, StoredResults
 from ppbench.console import note
 from ppbench.display.commands import command, option_words
+from ppbench.display.document import Block, Result, Text
 from ppbench.display.fields import figure
-from ppbench.display.formats import Format
-from ppbench.display.tables import View, render
+from ppbench.display.rows import Rows
+from ppbench.display.tables import ALL_IN_MARKDOWN, Table
 from ppbench.display.units import counted
 from ppbench.errors import ExitCode, shortened
-from ppbench.files import is_stream
 
 if TYPE_CHECKING:
     from ppbench.commits.series import History
@@ -40,6 +32,7 @@ _SHORT = 9
 _LONGEST_SUBJECT = 50
 
 
+@answers()
 def history(
     metric: Annotated[
         str, typer.Option("--metric", metavar="NAME", help="A metric: a column of `runs`.")
@@ -56,39 +49,28 @@ def history(
             "--repo", metavar="DIR", help="The repository; default: found by the commits."
         ),
     ] = None,
-    page: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File of the page.")
-    ] = None,
     has_page: Annotated[bool, typer.Option("--page/--no-page", help="Write a page.")] = True,
     results: StoredResults = RESULTS,
     reports: Annotated[Path, typer.Option("--reports", help="Folder for pages.")] = REPORTS,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """Show a metric over commits: levels per case and machine, and what changed them."""
     from ppbench.commits.series import history as read_history
     from ppbench.report.pages.history import HistoryPage, backfill_command, render_history
     from ppbench.report.pages.templates import listed, write_page
     from ppbench.store import Store
 
-    view = View.of(columns, sort)
     result = read_history(metric, where=where or (), repo=repo, results=results)
     store_options = shlex.join(option_words(results=results))
-    path = None
-    if result.has_figures and (page or has_page):
-        question = " ".join(where or [])
-        mark = f"-{hashlib.sha256(question.encode()).hexdigest()[:6]}" if question else ""
-        path = page or reports / f"history-{metric}{mark}.html"  # asked later, it shows more
+
+    def write(path: Path) -> None:
         again = command("history", metric=metric, where=where, repo=repo, results=results)
         shown = (result.metric, result.series, result.notes, result.line, again, store_options)
         with listed(path, reports):
             write_page(path, render_history(Store(results), HistoryPage(*shown)))
-    is_for_programs = how in (Format.json, Format.csv)
-    if result.has_figures or is_for_programs:
-        text = render(result.frame, how, [], view) if is_for_programs else _text(result, how, view)
-        if text:  # CSV without a row is empty
-            print_text(text, how)
+
+    question = " ".join(where or [])
+    mark = f"-{hashlib.sha256(question.encode()).hexdigest()[:6]}" if question else ""
+    page = reports / f"history-{metric}{mark}.html"  # asked later, it shows more
     for text in result.notes:
         note(f"note: {text}")
     for number, series in enumerate(result.series, 1):  # pages say it beside the change
@@ -103,16 +85,18 @@ def history(
                     f"{store_options}"
                 )
                 note(f"note: {text.rstrip()}")
-    if path is not None:
-        is_beside = how is not Format.table or is_stream(path)
-        print(f"page: {path}", file=sys.stderr if is_beside else sys.stdout)
-    raise typer.Exit(ExitCode.ok if result.has_figures else ExitCode.insufficient)
+    return Result(
+        _tables(result) if result.has_figures else [],
+        Rows.of(result.frame),
+        {"notes": list(result.notes)},
+        ExitCode.ok if result.has_figures else ExitCode.insufficient,
+        write_page=write if result.has_figures else None,
+        page=page if result.has_figures and has_page else None,
+    )
 
 
-def _text(result: History, how: Format, view: View) -> str:
+def _tables(result: History) -> list[Block]:
     """The series and their changes, as a table each."""
-    import pandas as pd
-
     rows: list[dict[str, object]] = []
     steps: list[dict[str, object]] = []
     for number, series in enumerate(result.series, 1):
@@ -152,13 +136,13 @@ def _text(result: History, how: Format, view: View) -> str:
     shown = [
         name for name in SERIES if name not in ("failed", "gaps") or any(row[name] for row in rows)
     ]
-    parts = [
-        f"{result.metric.name} over commits, {result.line}",
-        render(pd.DataFrame(rows), how, shown, view, ["case", "level", "state"]),
+    blocks: list[Block] = [
+        Text(f"{result.metric.name} over commits, {result.line}"),
+        Table(Rows.of_records(rows), shown, ["case", "level", "state"], remedy=ALL_IN_MARKDOWN),
     ]
     if steps:
-        whole = View(remedy="--format markdown shows all")
-        parts.append(render(pd.DataFrame(steps), how, STEPS, whole, ["change_text", "likeliest"]))
+        essential = ["change_text", "likeliest"]
+        blocks.append(Table(Rows.of_records(steps), STEPS, essential, remedy=ALL_IN_MARKDOWN))
     elif any(series.num_measured > 1 for series in result.series):
-        parts.append("no change found")
-    return "\n\n".join(parts)
+        blocks.append(Text("no change found"))
+    return blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,10 +18,10 @@ def init(
     ),
 ) -> None:
     """Write a commented sweep file for this machine, and list its cases."""
-    from ppbench.cli.sweep import list_cases
+    from ppbench.cli.emit import emit
+    from ppbench.cli.sweep import cases_of
     from ppbench.config.reader import read_sweep
     from ppbench.config.template import sweep_template
-    from ppbench.display.formats import Format
     from ppbench.display.units import counted
     from ppbench.run.machine.environment import default_device, read_environment
     from ppbench.run.sweep.plan import Choice
@@ -35,7 +36,10 @@ def init(
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
     read = read_sweep(file, [], default_device())
-    list_cases(read, Choice(), Format.table)
+    cases = cases_of(read, Choice())
     launches = counted(read.cases[0][1].launches, "launch")
-    print(f"{file}: {counted(len(read.cases), 'case')}, {launches} of each")
-    print(f"measure them: {command('sweep', str(file))}")
+    asides = [
+        f"{file}: {counted(len(read.cases), 'case')}, {launches} of each",
+        f"measure them: {command('sweep', str(file))}",
+    ]
+    emit(replace(cases, asides=asides))

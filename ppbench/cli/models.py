@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.options import Columns, Command, Group, HowToPrint, Sort
+from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.options import Command, Group
 from ppbench.console import note
-from ppbench.display.formats import Format
-from ppbench.display.tables import View, render
+from ppbench.display.document import Block, Result, Text
+from ppbench.display.rows import Rows
+from ppbench.display.tables import Table
 from ppbench.errors import ExitCode, UsageError
 
 commands = typer.Typer(
@@ -28,21 +30,16 @@ COLUMNS = [
 
 
 @commands.command("check", cls=Command)
+@answers(columns_of("models check"))
 def check(
     architectures: Annotated[
         list[str] | None,
         typer.Option("--arch", metavar="NAME", help="Architecture; repeatable. Default: all."),
     ] = None,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """Train every architecture in two stages and unsplit, and compare loss and gradients."""
-    import pandas as pd
     from rich.console import Console
 
-    view = View.of(columns, sort)
-    view.check(COLUMNS)
     console, checks = Console(stderr=True), []
     with console.status("importing the models") as status:
         from engine.check import architectures as known_architectures
@@ -60,11 +57,9 @@ def check(
             status.update(text)
             if not console.is_terminal:
                 note(text)
-    print(render(pd.DataFrame(map(asdict, checks)), how, COLUMNS, view))
+    rows = Rows.of_records([asdict(check) for check in checks])
     verdict = f"{sum(check.status == 'exact' for check in checks)} of {len(checks)} exact"
-    if how is Format.table:
-        print(verdict)
-    else:
-        note(verdict)
     has_failed = any(check.has_failed for check in checks)
-    raise typer.Exit(ExitCode.inexact if has_failed else ExitCode.ok)
+    code = ExitCode.inexact if has_failed else ExitCode.ok
+    blocks: list[Block] = [Table(rows, COLUMNS), Text(verdict)]
+    return Result(blocks, rows, {"verdict": verdict}, code, notes=[verdict])

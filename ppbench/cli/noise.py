@@ -6,24 +6,24 @@ from typing import Annotated
 
 import typer
 
+from ppbench.cli.emit import answers, columns_of
 from ppbench.cli.options import (
     RESULTS,
-    Columns,
-    HowToPrint,
     MostTime,
     Overrides,
     Results,
-    Sort,
     SweepFile,
     going_on,
     seconds_in,
 )
 from ppbench.console import note
+from ppbench.display.document import Result
 from ppbench.display.fields import WORKLOAD
-from ppbench.display.formats import Format
-from ppbench.display.tables import View, render
+from ppbench.display.rows import Rows
+from ppbench.display.tables import Table
 
 
+@answers(columns_of("noise", "runs"))
 def noise(
     file: SweepFile,
     launches: Annotated[
@@ -32,10 +32,7 @@ def noise(
     budget: MostTime = None,
     overrides: Overrides = None,
     results: Results = RESULTS,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """Measure the noise of this machine, which hides changes.
 
     Each case takes turns with itself. Says what a launch decides, and how many launches a claim
@@ -45,7 +42,7 @@ def noise(
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.noise import noise as measure
 
-    view, budget_s = View.of(columns, sort), seconds_in(budget)
+    budget_s = seconds_in(budget)
     with going_on(), LiveProgress() as progress:
         result = measure(
             file,
@@ -66,5 +63,6 @@ def noise(
     ]
     for text in result.notes:
         note(f"note: {text}")
-    print("" if result.frame.empty else render(result.frame, how, shown, view))
-    raise typer.Exit(result.exit_code)
+    rows = Rows.of(result.frame)
+    blocks = [] if result.frame.empty else [Table(rows, shown)]
+    return Result(blocks, rows, {"notes": list(result.notes)}, result.exit_code)

@@ -10,36 +10,32 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ppbench.cli import completion
-from ppbench.console import wrapped
-from ppbench.display.formats import Assets, Format
+from ppbench.display.formats import Assets
 from ppbench.errors import SweepInterruptedError, UsageError, no_runs_in
 from ppbench.files import is_stream
-
-if TYPE_CHECKING:  # typer exports no name for these
-    from typer._click import Context, Parameter
 
 
 class Command(TyperCommand):
     """A command whose help shows a flag as a flag: without a type, as it takes no value."""
 
-    def get_params(self, ctx: Context) -> list[Parameter]:
+    def get_params(self, ctx: Any) -> list[Any]:
         return without_types_of_flags(super().get_params(ctx))
 
 
 class Group(TyperGroup):
     """A group of commands whose help shows flags like that of `Command`."""
 
-    def get_params(self, ctx: Context) -> list[Parameter]:
+    def get_params(self, ctx: Any) -> list[Any]:
         return without_types_of_flags(super().get_params(ctx))
 
 
-def without_types_of_flags(parameters: list[Parameter]) -> list[Parameter]:
+def without_types_of_flags(parameters: list[Any]) -> list[Any]:
     for parameter in parameters:
         if getattr(parameter, "is_flag", False) and getattr(parameter, "metavar", None) is None:
             parameter.metavar = ""
@@ -80,25 +76,6 @@ StoredResults = Annotated[
     Path, typer.Option("--results", callback=_existing, help="Results folder: the store.")
 ]
 """The store of a command that reads it."""
-HowToPrint = Annotated[Format, typer.Option("--format", help="Output format.")]
-Columns = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--columns",
-        metavar="A,B,...",
-        help="Show these columns, by their names.",
-        autocompletion=completion.columns,
-    ),
-]
-Sort = Annotated[
-    str | None,
-    typer.Option(
-        "--sort",
-        metavar="[-]COLUMN",
-        help="Sort by a column; with - the other way.",
-        autocompletion=completion.columns,
-    ),
-]
 Run = Annotated[
     str,
     typer.Argument(
@@ -338,11 +315,6 @@ def going_on() -> Iterator[None]:
         yield
     except SweepInterruptedError as error:
         raise SweepInterruptedError(f"{error}. Go on with: {typed_command()}") from None
-
-
-def print_text(text: str, how: Format = Format.table) -> None:
-    """Print a command's result; at a terminal, sentences below and above tables are wrapped."""
-    print(wrapped(text, sys.stdout) if how is Format.table else text)
 
 
 def print_path(text: str | Path, output: Path | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -12,24 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.browser import Open, open_page
+from ppbench.cli.browser import Open
+from ppbench.cli.emit import answers
 from ppbench.cli.options import (
+    REPORTS,
     RESULTS,
-    Columns,
-    HowToPrint,
-    Output,
     Overrides,
     Results,
-    Sort,
     SweepFile,
-    print_text,
     typed_command,
 )
 from ppbench.cli.sweep import Rerun
 from ppbench.display.commands import command
+from ppbench.display.document import Block, Result, Text
 from ppbench.display.fields import field_of, number
-from ppbench.display.formats import Format
-from ppbench.display.tables import EVERYTHING, View, render
+from ppbench.display.rows import Rows
+from ppbench.display.tables import Table
 from ppbench.display.units import MEBIBYTES, MS, PERCENT
 from ppbench.errors import ExitCode, UsageError
 
@@ -91,6 +88,15 @@ _TRIED = {
 }
 
 
+def _known() -> list[str]:
+    from ppbench.planning.words import SHOWN
+
+    of_a_row = ("num_microbatches", "placement", "layers", "recompute", "bound_ns", "peak_bytes")
+    of_trials = ("predicted_low_ns", "predicted_high_ns")
+    return list(dict.fromkeys([*SHOWN, *of_a_row, *_TRIED, *of_trials]))
+
+
+@answers(_known)
 def plan(
     file: SweepFile,
     overrides: Overrides = None,
@@ -100,26 +106,19 @@ def plan(
     launches: NumLaunches = 6,
     budget: Budget = None,
     rerun: Rerun = False,
-    output: Output = None,
     open_it: Open = False,
     hand_over: HandOver = None,
     results: Results = RESULTS,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """Find the best pipeline for a model, devices and memory, and say how sure that is."""
-    from ppbench.planning.words import SHOWN, as_dict, sentences_of
+    from ppbench.planning.words import SHOWN, as_dict, row_of, sentences_of
     from ppbench.recommendation.question import hand_over as write_forms
     from ppbench.recommendation.question import plan as make_plan
     from ppbench.recommendation.question import read_question
 
-    if open_it and output is None:
-        raise UsageError("--open: opens a page; name it with -o plan.html")
     if not run and (budget is not None or rerun):
         option = "--budget: is for" if budget is not None else "--rerun: repeats"
         raise UsageError(f"{option} what --run measures; add --run 2")
-    view = View.of(columns, sort)
     asked = [*(overrides or []), *([] if budget is None else [f"measure.budget={budget}"])]
     plain = "plan", str(file)
     usual = {"set": overrides, "effort": None if effort == 1 else effort, "results": results}
@@ -158,19 +157,18 @@ def plan(
         {name: column for name, column in columns.items() if name not in hidden}
         for columns in (SHOWN, _TRIED)
     )
-    if how is Format.json and view == EVERYTHING:
-        measured = {} if trials is None else trials.as_dict()
-        whole = {**measured, **as_dict(found), "sentences": sentences}
-        print(json.dumps(whole, indent=2, allow_nan=False))
-    elif how in (Format.json, Format.csv):
-        print(render(found.frame if trials is None else trials.frame, how, shown, view))
-    else:
-        parts = [render(found.frame, how, shown, view, ("step_ns",)), "\n".join(sentences)]
-        if trials is not None:
-            said = "\n".join([*trials.answers, *trials.sentences])
-            parts = [said, render(trials.frame, how, tried), *parts]
-        print_text("\n\n".join(parts), how)
-    aside = sys.stdout if how is Format.table else sys.stderr
+    proposals = list(found.proposals)
+    if found.baseline is not None and found.baseline not in proposals:
+        proposals.append(found.baseline)
+    rows = Rows.of_records([row_of(proposal) for proposal in proposals])
+    data = {**as_dict(found), "sentences": sentences}
+    blocks: list[Block] = [Table(rows, shown, ("step_ns",)), Text(sentences)]
+    key = "proposals"
+    if trials is not None:
+        data, key, rows = {**trials.as_dict(), **data}, "trials", Rows.of(trials.frame)
+        answer = Text([*trials.answers, *trials.sentences])
+        blocks = [answer, Table(rows, tried), *blocks]
+    asides = []
     if hand_over is not None:
         from ppbench.report.pages.plan import name_of
 
@@ -179,12 +177,14 @@ def plan(
         why = "as the plan predicts"
         if trials is not None:
             why = "as measured" if to_take else "the plan's first, as the runs leave it open"
-        print(f"handed over: {name_of((to_take or found.first).configuration)}, {why}", file=aside)
-        for form in written.forms:
-            print(f"{form.name}: {form.path or f'not written: {form.refusal}'}", file=aside)
+        asides.append(f"handed over: {name_of((to_take or found.first).configuration)}, {why}")
+        asides += [
+            f"{one.name}: {one.path or f'not written: {one.refusal}'}" for one in written.forms
+        ]
         if (path := written.form("sweep").path) is not None:
-            print(f"to train it: ppbench sweep {shlex.quote(str(path))}", file=aside)
-    if output is not None:
+            asides.append(f"to train it: ppbench sweep {shlex.quote(str(path))}")
+
+    def write(path: Path) -> None:
         from ppbench.planning.planner import simulated
         from ppbench.report.pages.plan import PlanPage, render_plan
         from ppbench.report.pages.templates import write_page
@@ -202,12 +202,19 @@ def plan(
         steps = [(proposal, simulated(found, proposal)) for proposal in drawn]
         origin, title = found.costs.origin, f"Plan of {file.stem}"
         page = PlanPage(title, found, steps, origin, commands, typed_command(), trials)
-        write_page(output, render_plan(page))
-        print(f"page: {output}", file=aside)
-        if open_it:
-            open_page(output)
-    if trials is not None and not trials.is_ok:
-        raise typer.Exit(ExitCode.failed_runs)
+        write_page(path, render_plan(page))
+
+    return Result(
+        blocks,
+        rows,
+        data,
+        ExitCode.ok if trials is None or trials.is_ok else ExitCode.failed_runs,
+        key=key,
+        asides=asides,
+        write_page=write,
+        page=REPORTS / f"plan-{file.stem}.html" if open_it else None,
+        is_opened=open_it,
+    )
 
 
 @contextmanager

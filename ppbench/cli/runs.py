@@ -5,31 +5,25 @@ These commands import nothing that draws, simulates or launches: listings are fa
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.options import (
-    RESULTS,
-    Columns,
-    HowToPrint,
-    Run,
-    Sort,
-    StoredResults,
-    check_exists,
-    print_text,
-)
+from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.options import RESULTS, Run, StoredResults, check_exists
 from ppbench.config.case import Case
 from ppbench.console import note
+from ppbench.display.document import Block, Code, Facts, Result, Text
 from ppbench.display.fields import OF_REPLICAS, Direction, field_of, figure, words
-from ppbench.display.formats import Format
 from ppbench.display.replicas import folded, folding_note
-from ppbench.display.tables import Rows, View, as_records, facts, render
+from ppbench.display.rows import AS_IT_IS, Record, Rows, View, as_records
+from ppbench.display.tables import Table
 from ppbench.display.units import NO_UNIT
 from ppbench.errors import first_line
 from ppbench.runtimes import ENGINE
@@ -38,14 +32,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ppbench.results import RunDetails
+    from ppbench.store import Condition, Store
 
 BULKY = ("program", "environment", "replica_costs_ns")
 LISTED = [
     *("run_id", "sweep_name", "status", "device", "model_preset", "runtime", *OF_REPLICAS),
     *("tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit", "error"),
 ]
-"""Columns of a list for people; `error` and `cautions` are shown if any run has some, `runtime` if
-any run has another than the engine, `replicas` and what they share if any has several."""
+"""Columns of a list for people."""
+USUAL = {"error": "", "cautions": "", "runtime": ENGINE, "replicas": 1, "sharding_policy": "ddp"}
+"""Those of them that are left out where every run has this value."""
 MOST_LISTED = 200
 COMPACTED = ["table", "files_before", "files_after", "bytes_before", "bytes_after", "seconds"]
 RANK_COLUMNS = [
@@ -78,7 +74,6 @@ STEP_COLUMNS = [
     *("bubble_fraction", "loss", "is_outlier"),
 ]
 NO_FIGURES = ("load_window_s", "clock_offset_ns")
-PROGRAMS = (Format.json, Format.csv)
 NUMBERS = (
     "TINYINT",
     "SMALLINT",
@@ -91,9 +86,41 @@ NUMBERS = (
     "DECIMAL",
 )
 """Types of SQL whose columns are aligned as numbers; so are decimal ones."""
-_WHOLE = View(remedy="--columns shows them, and --format json all")
+_REMEDY = "--table with --columns shows them, and --format json all"
 
 
+class RunTable(StrEnum):
+    """A table of one run."""
+
+    run = "run"
+    stages = "stages"
+    ranks = "ranks"
+    steps = "steps"
+    flight = "flight"
+
+
+@dataclass(frozen=True)
+class StoredRows(Rows):
+    """Runs that meet conditions; only the columns that are asked for are read."""
+
+    store: Store | None = None
+    conditions: Sequence[Condition] = ()
+    limit: int | None = None
+
+    def read(self, names: Iterable[str], newest: int | None = None) -> Rows:
+        assert self.store is not None
+        most, names = self.limit or newest, list(names)
+        return Rows(names, self.store.listed(names, self.conditions, most))
+
+    def csv(self, view: View = AS_IT_IS) -> str:
+        assert self.store is not None
+        if self.limit or view.sort:
+            return super().csv(view)
+        names = view.names(self.columns) or self.columns  # as values, half a store takes seconds
+        return self.store.csv(names, self.conditions).rstrip("\n")
+
+
+@answers()
 def list_runs(
     where: Annotated[
         list[str] | None,
@@ -108,153 +135,105 @@ def list_runs(
         typer.Option("--limit", metavar="N", min=0, help="Only the newest N; 0: all."),
     ] = None,
     results: StoredResults = RESULTS,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """List the runs in the store, oldest first; a table shows the newest 200."""
+    return listing(results, where or [], limit)
+
+
+def listing(results: Path, where: Sequence[str], limit: int | None = None) -> Result:
+    """The runs of a store that meet conditions."""
     from ppbench.store import TABLES, Store, read_conditions
 
-    conditions = read_conditions(where or [])
-    is_for_people = how in (Format.table, Format.markdown)
-    most = limit if limit is not None else MOST_LISTED if is_for_people else 0
+    store, conditions = Store(results), read_conditions(where)
     every = [column.name for column in TABLES["runs"] if column.name not in BULKY]
-    view, store = View.of(columns, sort), Store(results)
-    wanted = view.within(every, LISTED if is_for_people else every)
     if unmet := store.unmet(conditions):
         note(unmet)
-        if how is Format.table:
-            return
-    if how is Format.csv and not sort and not most:  # as values, half a store takes seconds
-        print(store.csv(wanted, conditions), end="")
-        return
-    newest = most + 1 if most else None
-    rows = Rows(wanted, store.listed(wanted, conditions, newest))
-    if most and len(rows.cells) > most:
-        note(f"{results}: the newest {most:,}; --limit 0 lists all")
-        rows = Rows(wanted, rows.cells[1:])
-    if how is Format.table and "run_id" in wanted:
-        ids = [str(run_id) for (run_id,) in rows.of_columns(["run_id"])]
-        view = replace(view, short_ids=store.short_ids(ids))
-    shown = wanted
-    if is_for_people and not columns:
-        usual = {"error": "", "cautions": "", "runtime": ENGINE, "replicas": 1}
-        is_told = {
-            name: any(value not in (None, own) for (value,) in rows.of_columns([name]))
-            for name, own in usual.items()
-        }
-        is_told["sharding_policy"] = is_told["replicas"]
-        shown = [name for name in LISTED if is_told.get(name, True)]
-    print(render(rows, how, shown, view))
+        return Result(rows=Rows(every))
+    rows = StoredRows(every, store=store, conditions=conditions, limit=limit)
+    most = MOST_LISTED if limit is None else None
+    return Result([Table(rows, LISTED, usual=USUAL, short_ids=store.short_ids, most=most)], rows)
 
 
+@answers()
 def query(
     text: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT over the store's tables.")],
     results: StoredResults = RESULTS,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """Query the store in SQL: `SELECT schedule, max(tokens_per_s) FROM runs GROUP BY schedule`."""
     from ppbench.store import Store
 
     check_exists(results)
 
     kinds, values = Store(results).query(text)
-    rows = Rows(list(kinds), [tuple(_plain(value, how) for value in row) for row in values])
+    rows = Rows(list(kinds), [tuple(map(_plain, row)) for row in values])
     fields = {
         name: words(name, is_number=kind.partition("(")[0] in NUMBERS)
         for name, kind in kinds.items()
     }
-    print(render(rows, how, fields, View.of(columns, sort), list(fields)))
+    return Result([Table(rows, fields, list(fields))], rows)
 
 
-def _plain(value: object, how: Format) -> object:
-    """A value of SQL as one of JSON; other formats have lists as text in JSON."""
+def _plain(value: object) -> object:
+    """A value of SQL as one of JSON."""
     if isinstance(value, list | tuple):
-        items = [_plain(item, Format.json) for item in value]
-        return items if how is Format.json else json.dumps(items, ensure_ascii=False)
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        of_keys = {str(key): _plain(item, Format.json) for key, item in value.items()}
-        return of_keys if how is Format.json else json.dumps(of_keys, ensure_ascii=False)
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     is_plain = value is None or isinstance(value, str | bool | int)
     return value if is_plain or (isinstance(value, float) and math.isfinite(value)) else str(value)
 
 
-def compact(
-    results: StoredResults = RESULTS,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+@answers(columns_of("compact"))
+def compact(results: StoredResults = RESULTS) -> Result:
     """Merge the store's many small files into few large ones, which are read much faster."""
     import dataclasses
-
-    import pandas as pd
 
     from ppbench.store import ConsoleNote, Store
 
     done = [dataclasses.asdict(table) for table in Store(results).compact(ConsoleNote())]
-    frame, view = pd.DataFrame(done, columns=COMPACTED), View.of(columns, sort)
-    if how in (Format.table, Format.markdown):
-        total = {"table": "all", **frame.drop(columns="table").sum().to_dict()}
-        frame = pd.concat([frame, pd.DataFrame([total])], ignore_index=True)
-    print(render(frame, how, COMPACTED, view))
+    rows = Rows(COMPACTED, [tuple(one[name] for name in COMPACTED) for one in done])
+    total = tuple(sum(one[name] for one in done) for name in COMPACTED[1:])
+    shown = Rows(COMPACTED, [*rows.cells, ("all", *total)])
+    return Result([Table(shown, COMPACTED)], rows)
 
 
+@answers()
 def show(
     run: Run,
     results: StoredResults = RESULTS,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-) -> None:
+    table: Annotated[
+        RunTable,
+        typer.Option("--table", help="What --columns, --sort and CSV are of."),
+    ] = RunTable.run,
+) -> Result:
     """Show everything that is stored of a run: figures, ranks, settings, steps."""
     from ppbench.results import details_of
     from ppbench.store import Store
 
-    details, view = details_of(Store(results), run), View.of(columns, None)
-    frames = (details.stages, details.ranks, details.steps)
-    known = [*details.row, *(str(name) for frame in frames for name in frame)]
-    asked = view.names(list(dict.fromkeys(known)))
-    if asked:
-        facts_of_run = {name: details.row[name] for name in asked if name in details.row}
-        parts = []
-        if facts_of_run:
-            parts.append(facts(facts_of_run if how in PROGRAMS else _readable(facts_of_run), how))
-        ranks = ["replica", "rank"] if details.row["replicas"] not in (None, 1) else ["rank"]
-        for frame, keys in zip(frames, (["stage"], ranks, ["step"]), strict=True):
-            shown = [name for name in asked if name in frame and name not in facts_of_run]
-            if shown and not frame.empty:
-                shown = list(dict.fromkeys([*keys, *shown]))
-                parts.append(render(frame[shown], how, shown))
-        print("\n\n".join(parts))
-    elif how is Format.json:
-        tables = {"ranks": details.ranks, "steps": details.steps, "flight": details.flight}
-        data = {"run": details.row, **{name: as_records(rows) for name, rows in tables.items()}}
-        print(json.dumps(data, indent=2, allow_nan=False))
-    elif how is Format.csv:
-        print(facts(details.row, how))
-    else:
-        print_text("\n\n".join(_details(details, how)), how)
+    details = details_of(Store(results), run)
+    frames = {name.value: getattr(details, name) for name in RunTable if name is not RunTable.run}
+    data = {name: as_records(frame) for name, frame in frames.items()} | {"run": details.row}
+    rows = Record(details.row) if table is RunTable.run else Rows.of(frames[table])
+    return Result(_details(details), rows, data, key=table.value)
 
 
-def _details(details: RunDetails, how: Format) -> list[str]:
-    """The text of a run: how it failed, if it did, its figures, tables, settings and the rest."""
+def _details(details: RunDetails) -> list[Block]:
+    """How a run failed, if it did, its figures, tables, settings and the rest."""
     row, failed = details.row, details.row["status"] != "ok"
-    parts: list[str] = []
+    blocks: list[Block] = []
     if failed:  # what each rank was doing, and the whole error if it has more lines
         from ppbench.run.failures.post_mortem import in_words
 
         error = str(row["error"] or "no error was recorded").strip()
         where = "" if row["error_rank"] is None else f" at rank {row['error_rank']}"
-        parts.append(f"{row['status']}{where}: {first_line(error)}")
+        blocks.append(Text(f"{row['status']}{where}: {first_line(error)}"))
         if not details.flight.empty:
             ranks = in_words(details.flight)
-            parts.append(render(ranks, how, list(map(str, ranks))))
+            blocks.append(Table(Rows.of(ranks), list(map(str, ranks))))
         if error != first_line(error):
-            parts.append(f"```\n{error}\n```" if how is Format.markdown else error)
+            blocks.append(Code(error))
     hidden = {
         *BULKY,
         "is_seq_len_variable",
@@ -269,20 +248,23 @@ def _details(details: RunDetails, how: Format) -> list[str]:
     asked_for = {key: known[key] for key in known if key in settings}
     rest = {key: known[key] for key in known if key not in measured and key not in asked_for}
     if measured:
-        parts.append(facts(_readable(measured), how))
+        blocks.append(Facts(_readable(measured)))
     if not details.stages.empty:
-        parts.append(render(details.stages, how, list(map(str, details.stages)), _WHOLE))
+        blocks.append(_table(details.stages, list(map(str, details.stages))))
     for leading, columns in TABLES_OF_RANKS.items():
         if len(filled := _filled(details.ranks, columns)) > 1:
-            ranks, names = folded(details.ranks, "rank", filled, leading)
-            parts.append(render(ranks, how, names, _WHOLE))
+            blocks.append(_table(*folded(details.ranks, "rank", filled, leading)))
     if hidden_ranks := folding_note(details.ranks, "rank"):
-        parts.append(hidden_ranks)
+        blocks.append(Text(hidden_ranks))
     if len(filled := _filled(details.steps, STEP_COLUMNS)) > 1:
-        parts.append(render(details.steps, how, filled, _WHOLE))
+        blocks.append(_table(details.steps, filled))
     notes = details.ranks["telemetry_note"].dropna().unique()
-    parts += [facts(group, how) for group in (asked_for, rest) if group]
-    return parts + [f"note: {text}" for text in notes if text]
+    blocks += [Facts(group) for group in (asked_for, rest) if group]
+    return blocks + [Text(f"note: {text}") for text in notes if text]
+
+
+def _table(frame: pd.DataFrame, columns: Sequence[str]) -> Table:
+    return Table(Rows.of(frame), columns, remedy=_REMEDY)
 
 
 def _filled(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ppbench.cli import completion
+from ppbench.cli.emit import answers
 from ppbench.cli.options import (
     UNIT_COST,
     CollectiveTimes,
-    Columns,
     Command,
     Cost,
     Group,
-    HowToPrint,
     Microbatches,
     NumReplicas,
     Ranks,
     ReplicaFactors,
     ScheduleName,
     Sharding,
-    Sort,
     StagesPerRank,
     print_path,
-    print_text,
 )
-from ppbench.display.formats import Format
-from ppbench.display.tables import EVERYTHING, View, facts, render
+from ppbench.display.document import Facts, Picture, Result, Text
+from ppbench.display.rows import Record, Rows, Written
+from ppbench.display.tables import Table
 from ppbench.display.units import counted
 from ppbench.errors import UsageError, nearest
 from ppbench.files import whole_file
@@ -72,7 +69,7 @@ MaxHeld = Annotated[
 ]
 COLUMNS = [
     *("name", "aliases", "stages_per_rank", "placement"),
-    *("bubble_fraction", "peak_activations", "source", "constraint"),
+    *("bubble_fraction", "peak_activations", "source"),
 ]
 _ABOUT_EXAMPLE = (
     f"bubble and peak: simulated with {EXAMPLE_RANKS} ranks, {EXAMPLE_MICROBATCHES} microbatches, "
@@ -81,25 +78,23 @@ _ABOUT_EXAMPLE = (
 
 
 @commands.command("list", cls=Command)
-def list_schedules(
-    how: HowToPrint = Format.table, columns: Columns = None, sort: Sort = None
-) -> None:
+@answers()
+def list_schedules() -> Result:
     """List the schedules with their constraints, bubble and peak activations."""
-    import pandas as pd
-
     from engine.plan.program import v_placement
     from engine.plan.schedules.registry import ALIASES, CSV_PREFIX, SCHEDULES
     from ppbench.prediction import simulate
     from ppbench.prediction.amounts import number
 
-    rows: list[dict[str, object]] = []
+    records: list[dict[str, object]] = []
     for schedule in SCHEDULES.values():
         allowed = schedule.stages_per_rank
         prediction = simulate(schedule.name, EXAMPLE_RANKS, EXAMPLE_MICROBATCHES)
-        rows.append(
+        aliases = [alias for alias, name in ALIASES.items() if name == schedule.name]
+        records.append(
             {
                 "name": schedule.name,
-                "aliases": [alias for alias, name in ALIASES.items() if name == schedule.name],
+                "aliases": Written(aliases, ", ".join(aliases)),
                 "stages_per_rank": str(allowed.most or "any"),
                 "default_stages_per_rank": allowed.default,
                 "placement": "v" if schedule.place is v_placement else "loop",
@@ -109,7 +104,7 @@ def list_schedules(
                 "source": schedule.source,
             }
         )
-    rows.append(
+    records.append(
         {
             "name": f"{CSV_PREFIX}PATH",
             "stages_per_rank": "any",
@@ -118,22 +113,14 @@ def list_schedules(
             "source": "a file in torch's CSV form",
         }
     )
-    view = View.of(columns, sort)
-    if how is Format.json and view == EVERYTHING:
-        print(json.dumps(rows, indent=2))
-        return
-    frame = pd.DataFrame(rows).convert_dtypes()
-    frame["aliases"] = frame["aliases"].map(", ".join, na_action="ignore")
-    is_below = how is Format.table and not view.columns
-    print(render(frame, how, [c for c in COLUMNS if not is_below or c != "constraint"], view))
-    if is_below:  # in full, which a cell has no room for
-        constraints = {str(row["name"]): row["constraint"] for row in rows if row["constraint"]}
-        print(f"\nconstraints:\n{facts(constraints, how)}\n")
-    if how is Format.table:
-        print_text(_ABOUT_EXAMPLE)
+    rows = Rows.of_records(records)
+    constraints = {str(row["name"]): row["constraint"] for row in records if row["constraint"]}
+    table, heading = Table(rows, COLUMNS), Text("constraints:")
+    return Result([table, heading, Facts(constraints), Text(_ABOUT_EXAMPLE)], rows)
 
 
 @commands.command("draw", cls=Command)
+@answers()
 def draw(
     name: ScheduleName,
     ranks: Ranks = None,
@@ -144,10 +131,7 @@ def draw(
     sharding: Sharding = None,
     collectives: CollectiveTimes = None,
     replica_factors: ReplicaFactors = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write a Gantt page.")
-    ] = None,
-) -> None:
+) -> Result:
     """Draw a schedule over time in the terminal, or as a page."""
     from rich.console import Console
 
@@ -163,16 +147,16 @@ def draw(
     replication = read_replication(replicas, sharding, collectives, replica_factors)
     request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
     program = program_of(request, MOST_DRAWN, is_replicated=replication is not None)
-    console = Console(highlight=False)
     prediction = predict(program, costs, replication=replication)
-    text = terminal.draw_prediction(prediction, console)
-    if html is not None:
+    text = terminal.draw_prediction(prediction, Console(highlight=False))
+
+    def write(path: Path) -> None:
         from ppbench.report.pages.timeline import write_plan
 
         figures, schedule = prediction.figures(), SCHEDULES.get(program.schedule)
         peaks = predictions.peaks_text(prediction.peaks)
         write_plan(
-            html,
+            path,
             prediction.frame_in_a_row,
             title=f"{program.schedule}, planned",
             subtitle=f"planned by simulation, not measured · {predictions.shape_text(prediction)}",
@@ -187,17 +171,18 @@ def draw(
                 ("source", schedule.source if schedule else "the file"),
             ],
         )
-    print(text)
+
+    blocks = [Picture(text)]
     if replication is None and (name.startswith(CSV_PREFIX) or name.endswith(".csv")):
         in_file = read_csv(Path(name.removeprefix(CSV_PREFIX)))
         if in_file.has_collectives:
             listed = draw_order(in_file)
-            print(f"\nwith the collectives of replicas, in order:\n{listed}")
-    if html is not None:
-        print(html)
+            blocks.append(Picture(f"with the collectives of replicas, in order:\n{listed}"))
+    return Result(blocks, Record(prediction.as_dict()), key="", write_page=write)
 
 
 @commands.command("check", cls=Command)
+@answers()
 def check(
     name: ScheduleOrFile,
     ranks: Ranks = None,
@@ -212,7 +197,7 @@ def check(
             "zero3,residency=2,look_ahead=1.",
         ),
     ] = None,
-) -> None:
+) -> Result:
     """Check a program, and prove that it cannot hang."""
     from engine.plan.check import check as check_rules
     from engine.plan.collectives import POLICIES
@@ -255,6 +240,7 @@ def check(
             )
     num_actions = program.num_computations
     num_transfers = with_transfers(program).table.num_actions - num_actions
+    prediction = predict(program, UNIT_COSTS)
     counts = [
         counted(program.world_size, "rank"),
         f"{counted(program.num_stages, 'stage')} ({placement_word(program)} placement)",
@@ -263,14 +249,24 @@ def check(
         *([counted(num_transfers, "transfer")] if program.has_transfers else []),
         *([counted(num_collectives, "collective")] if num_collectives else []),
     ]
-    peaks = peaks_text(predict(program, UNIT_COSTS).peaks)
-    print_text(
-        f"ok: {', '.join(counts)}; deadlock-free; peak activations by rank: {peaks} "
-        "(microbatches of a rank's share)"
-    )
+    blocks = [
+        Text(
+            f"ok: {', '.join(counts)}; deadlock-free; peak activations by rank: "
+            f"{peaks_text(prediction.peaks)} (microbatches of a rank's share)"
+        )
+    ]
     if num_collectives and sharding is None:
         policies = ", ".join(POLICIES)
-        print_text(f"Its collectives are not checked: add --sharding POLICY, one of {policies}.")
+        text = f"Its collectives are not checked: add --sharding POLICY, one of {policies}."
+        blocks.append(Text(text))
+    facts = {
+        **prediction.shape(),
+        "num_actions": num_actions,
+        "num_transfers": num_transfers if program.has_transfers else 0,
+        "num_collectives": num_collectives,
+        "peak_activations": prediction.figures()["peak_activations"],
+    }
+    return Result(blocks, Record(facts), key="")
 
 
 @commands.command("export", cls=Command)

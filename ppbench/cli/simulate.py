@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ppbench.cli import completion
+from ppbench.cli.emit import answers
 from ppbench.cli.options import (
     UNIT_COST,
     CollectiveTimes,
-    Columns,
     Cost,
-    HowToPrint,
     Microbatches,
     NumReplicas,
     Ranks,
     ReplicaFactors,
     Sharding,
-    Sort,
     StagesPerRank,
 )
+from ppbench.display.document import Facts, Result
 from ppbench.display.fields import field_of
-from ppbench.display.formats import Format
-from ppbench.display.tables import EVERYTHING, View, facts, render
+from ppbench.display.rows import Record, Rows, Written
+from ppbench.display.tables import Table
 from ppbench.display.units import counted
 from ppbench.errors import UsageError
 
@@ -53,11 +50,10 @@ ChosenSchedule = Annotated[
     ),
 ]
 Latency = Annotated[str, typer.Option(metavar="S", help="Latency of every message, in seconds.")]
-HasHeld = Annotated[
-    bool, typer.Option("--held", help="With --format json: include the activations over time.")
-]
+HasHeld = Annotated[bool, typer.Option("--held", help="Include the activations over time in JSON.")]
 
 
+@answers()
 def simulate(
     schedule: ChosenSchedule,
     ranks: Ranks = None,
@@ -84,10 +80,7 @@ def simulate(
     collectives: CollectiveTimes = None,
     replica_factors: ReplicaFactors = None,
     held: HasHeld = False,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """Predict makespan, bubble and peak activations of a schedule, or of all."""
     from ppbench.prediction import ProgramRequest, predict, program_of
     from ppbench.prediction.amounts import read_costs, read_transfers
@@ -99,22 +92,12 @@ def simulate(
         read_replication(replicas, sharding, collectives, replica_factors),
     )
     is_replicated = conditions[-1] is not None
-    view = View.of(columns, sort)
     request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
-    if held and how is not Format.json:
-        raise UsageError("--held: is printed only with --format json; add it")
     if held and is_replicated:
         raise UsageError("--held: is for one pipeline; leave --replicas out")
-    if schedule != ALL and view != EVERYTHING:
-        raise UsageError("--columns, --sort: are for --schedule all; leave them out")
     if schedule == ALL:
-        print(_compared(request, conditions, how, view, has_held=held))
-        return
+        return _compared(request, conditions, has_held=held)
     prediction = predict(program_of(request, is_replicated=is_replicated), *conditions)
-    if how not in (Format.table, Format.markdown):
-        everything = prediction.as_dict(has_held=held)
-        print(_as_json(everything) if how is Format.json else facts(everything, how))
-        return
     from ppbench.display.predictions import amount, costs_text, peaks_text, replicas_facts
 
     moved, figures = prediction.transfers, prediction.figures()
@@ -139,55 +122,37 @@ def simulate(
         "actions": f"{figures['num_actions']:,}",
         **path_facts,
     }
-    print(facts(for_people, how))
+    return Result([Facts(for_people)], Record(prediction.as_dict(has_held=held)), key="")
 
 
 def _compared(
     request: ProgramRequest,
     conditions: tuple[Times, Transfers, Replication | None],
-    how: Format,
-    view: View,
     *,
     has_held: bool,
-) -> str:
+) -> Result:
     """A row per registered schedule: its figures, or why it cannot have this shape."""
-    import pandas as pd
-
     from engine.plan.schedules.registry import SCHEDULES
     from ppbench.prediction import predict, program_of
     from ppbench.prediction.amounts import number
 
-    rows: list[dict[str, object]] = []
+    records: list[dict[str, object]] = []
     refusals: list[UsageError] = []
-    is_json = how is Format.json and view == EVERYTHING
     for name in SCHEDULES:
         named = request._replace(schedule=name)
         try:
             prediction = predict(program_of(named), *conditions)
         except UsageError as error:
             refusals.append(error)
-            rows.append({**named._asdict(), "reason": str(error)})
+            records.append({**named._asdict(), "reason": str(error)})
             continue
-        if is_json:
-            rows.append(prediction.as_dict(has_held=has_held))
-            continue
-        row = {**prediction.shape(), **prediction.figures(), "reason": None}
-        if how is Format.csv:  # all the peaks for programs, and the highest for people
-            row["peak_activations"] = json.dumps(row["peak_activations"])
-        else:
-            row["peak_activations"] = number(max(prediction.peaks))
-        rows.append(row)
-    if len(refusals) == len(rows):
+        record = prediction.as_dict(has_held=has_held)
+        highest = number(max(prediction.peaks))
+        peaks = Written(record["peak_activations"], f"{highest}")
+        records.append({**record, "peak_activations": peaks})
+    if len(refusals) == len(records):
         raise refusals[0]
-    if is_json:
-        return "[\n" + ",\n".join(map(_as_json, rows)) + "\n]"
-    frame = pd.DataFrame(rows).convert_dtypes()  # whole numbers stay whole beside missing ones
+    rows = Rows.of_records(records)
     is_joined = conditions[-1] is not None
-    shown = [*(name for name in COMPARED if name in frame), *(OF_REPLICAS if is_joined else [])]
-    return render(frame, how, [*shown, *(["reason"] if refusals else [])], view)
-
-
-def _as_json(values: Mapping[str, object]) -> str:
-    """A line per key: lists may have thousands of entries."""
-    lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
-    return "{\n" + ",\n".join(lines) + "\n}"
+    shown = [*COMPARED, *(OF_REPLICAS if is_joined else []), *(["reason"] if refusals else [])]
+    return Result([Table(rows, [name for name in shown if name in rows.columns])], rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,26 +12,25 @@ import typer
 
 from ppbench.cli import completion
 from ppbench.cli.browser import Open, open_page
+from ppbench.cli.emit import answers, columns_of
 from ppbench.cli.options import (
     REPORTS,
     RESULTS,
-    Columns,
-    HowToPrint,
     Launcher,
     Overrides,
     PageAssets,
     Results,
-    Sort,
     SweepFile,
     going_on,
-    print_text,
     with_settings,
 )
 from ppbench.console import note
 from ppbench.display.commands import command, option_words
+from ppbench.display.document import Block, Code, Result, Text
 from ppbench.display.fields import OF_REPLICAS, WORKLOAD
-from ppbench.display.formats import Assets, Format
-from ppbench.display.tables import EVERYTHING, View, render
+from ppbench.display.formats import Assets
+from ppbench.display.rows import Rows
+from ppbench.display.tables import Table
 from ppbench.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -71,6 +69,7 @@ ChosenLauncher = Annotated[
 
 
 @with_settings
+@answers(columns_of("", "runs"))
 def sweep(
     file: SweepFile,
     results: Results = RESULTS,
@@ -85,10 +84,7 @@ def sweep(
     retry_failed: RetryFailedCases = False,
     only: OnlyCases = None,
     launcher: ChosenLauncher = Launcher.local,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """Run every case of a sweep file and write a report."""
     from rich.console import Console
 
@@ -97,18 +93,13 @@ def sweep(
     from ppbench.run.machine.environment import default_device
     from ppbench.run.sweep.plan import Choice
     from ppbench.run.sweep.progress import doing
-    from ppbench.store import TABLES
 
-    view = View.of(columns, sort)
-    if not dry_run:  # refused before anything is measured
-        view.check([column.name for column in TABLES["runs"]])
     choice = Choice(rerun, retry_failed, parse_only(only or [], default_device()))
     writes_page = reports != REPORTS or no_report or open_it or is_live
-    if launcher is not Launcher.local and (writes_page or how is not Format.table):
+    if launcher is not Launcher.local and writes_page:
         raise UsageError(
-            f"--launcher {launcher.value}: writes no report and prints no table of runs; leave "
-            "--reports, --no-report, --open, --live and --format out; use `ppbench report` and "
-            "`ppbench ls` afterwards"
+            f"--launcher {launcher.value}: writes no report; leave --reports, --no-report, --open "
+            "and --live out; use `ppbench report` and `ppbench ls` afterwards"
         )
     if no_report and (open_it or is_live):
         option = "--open: opens" if open_it else "--live: rewrites"
@@ -117,11 +108,9 @@ def sweep(
         read = read_sweep(file, overrides or [], default_device())
     if launcher is not Launcher.local:
         options = option_words(set=overrides)
-        _sweep_elsewhere(launcher, read, options, results, choice, is_dry_run=dry_run)
-        return
+        return _sweep_elsewhere(launcher, read, options, results, choice, is_dry_run=dry_run)
     if dry_run:
-        list_cases(read, choice, how, view)
-        return
+        return cases_of(read, choice)
     import dataclasses
 
     from ppbench.config.kinds import seconds_of
@@ -181,8 +170,6 @@ def sweep(
                 assets=assets,
             )
             update_index(reports)
-    if how is Format.table:
-        view = dataclasses.replace(view, short_ids=store.short_ids(done.frame["run_id"]))
     has_failed = bool((done.frame["status"] != "ok").any())
     is_repeated = any(measure.launches > 1 for _, measure in read.cases)
     figures = [
@@ -193,26 +180,34 @@ def sweep(
     ]
     axes = [*_axes_of(read), *(["launch"] if is_repeated else [])]
     shown_columns = ["run_id", *axes, "status", *figures]
-    print(render(done.frame, how, shown_columns, view, ["status"] if has_failed else []))
-    if how is Format.table:  # which case is best and how sure that is, in the report's words
-        from ppbench.display.cases import varying_axes
-        from ppbench.report.pages.conclusions import conclude
-        from ppbench.report.pages.judgement import judge
+    essential = ["status"] if has_failed else []
+    rows = Rows.of(done.frame)
+    blocks: list[Block] = [Table(rows, shown_columns, essential, short_ids=store.short_ids)]
 
-        judged = judge(done.frame, varying_axes(done.frame), [store])
-        if judged.first is not None and judged.first.rival is not None:
-            said = conclude(judged, done.frame, again).sentence
-            answer = "\n".join(filter(None, [said.text, said.advice, said.command]))
-            print_text(f"\n{answer}\n")
-    if path is not None:
-        print(f"report: {path}", file=sys.stdout if how is Format.table else sys.stderr)
-        if open_it and not is_live:
-            open_page(path)
-    raise typer.Exit(ExitCode.ok if done.is_ok else ExitCode.failed_runs)
+    # Which case is best and how sure that is, in the report's words.
+    from ppbench.display.cases import varying_axes
+    from ppbench.report.pages.conclusions import conclude
+    from ppbench.report.pages.judgement import judge
+
+    said, judged = [], judge(done.frame, varying_axes(done.frame), [store])
+    if judged.first is not None and judged.first.rival is not None:
+        sentence = conclude(judged, done.frame, again).sentence
+        said = [*filter(None, [sentence.text, sentence.advice, sentence.command])]
+        blocks.append(Text(said))
+    if path is not None and open_it and not is_live:
+        open_page(path)
+    return Result(
+        blocks,
+        rows,
+        {"answer": said},
+        ExitCode.ok if done.is_ok else ExitCode.failed_runs,
+        key="runs",
+        asides=[] if path is None else [f"report: {path}"],
+    )
 
 
-def list_cases(read: Sweep, choice: Choice, how: Format, view: View = EVERYTHING) -> None:
-    """Print the chosen cases, none of them run."""
+def cases_of(read: Sweep, choice: Choice) -> Result:
+    """The chosen cases, none of them run."""
     import dataclasses
 
     from ppbench.config.feasibility import notes_on_sources
@@ -223,7 +218,8 @@ def list_cases(read: Sweep, choice: Choice, how: Format, view: View = EVERYTHING
     note_sweep_file(chosen)
     for text in notes_on_sources((case for case, _ in chosen.cases), chosen.facts):
         note(f"note: {text}")
-    print(render(planned_cases(chosen), how, ["case_id", *_axes_of(chosen)], view))
+    rows = Rows.of(planned_cases(chosen))
+    return Result([Table(rows, ["case_id", *_axes_of(chosen)])], rows)
 
 
 def _axes_of(sweep: Sweep) -> tuple[str, ...]:
@@ -240,10 +236,10 @@ def _sweep_elsewhere(
     choice: Choice,
     *,
     is_dry_run: bool,
-) -> None:
+) -> Result:
     """Run this node's part of a sweep, or submit it to Slurm.
 
-    A dry run prints what would be run, and runs nothing. Raises SweepInterruptedError.
+    A dry run says what would be run, and runs nothing. Raises SweepInterruptedError.
     """
     from ppbench.run.launch.cluster import SlurmJob, node_launches, rendezvous_of
     from ppbench.run.launch.local import WORKER
@@ -257,14 +253,12 @@ def _sweep_elsewhere(
         launches = node_launches(read, read.torchrun.nodes, program)
         rendezvous = rendezvous_of(read)
         if is_dry_run:
-            print("\n".join(map(shlex.join, launches.commands(*rendezvous))))
-            return
+            return Result([Code("\n".join(map(shlex.join, launches.commands(*rendezvous))))])
         with going_on():
             launches.run(*rendezvous)
-        return
+        return Result()
     job = SlurmJob(read, results, node_launches(read, read.slurm.nodes, program))
     if is_dry_run:
-        print(job.preview())
-        return
+        return Result([Code(job.preview())])
     check_writable(results, "--results")
-    print(f"job {job.submit()}; its logs: {results / 'slurm'}")
+    return Result([Text(f"job {job.submit()}; its logs: {results / 'slurm'}")])

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.options import RESULTS, Columns, HowToPrint, Results, Sort
-from ppbench.cli.runs import list_runs
+from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.options import RESULTS, Results
+from ppbench.cli.runs import listing
 from ppbench.console import note
-from ppbench.display.formats import Format
+from ppbench.display.document import Result
 
 Traces = Annotated[
     list[Path],
@@ -48,6 +49,7 @@ Settings = Annotated[
 ]
 
 
+@answers(columns_of("", "runs"))
 def import_traces(
     traces: Traces,
     name: Annotated[str, typer.Option("--name", help="Name of the run.")] = "imported",
@@ -66,10 +68,7 @@ def import_traces(
     replicas: Replicas = None,
     settings: Settings = None,
     results: Results = RESULTS,
-    how: HowToPrint = Format.table,
-    columns: Columns = None,
-    sort: Sort = None,
-) -> None:
+) -> Result:
     """Store a training run from its ranks' torch.profiler traces."""
     from ppbench.external import traces as external
 
@@ -104,4 +103,4 @@ def import_traces(
     ]
     if moved:
         note(f"clocks of other hosts were aligned by their messages: {'; '.join(moved)}")
-    list_runs([f"run_id={done.run_id}"], None, results, how, columns, sort)
+    return listing(results, [f"run_id={done.run_id}"])

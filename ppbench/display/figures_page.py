@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ppbench.config.case import Case, Measure, settings_in
 from ppbench.config.toml import column_named
-from ppbench.display.tables import escaped
+from ppbench.display.markup import escaped
 from ppbench.display.units import UNITS
 from ppbench.store.columns import (
     COMPUTED,

@@ -21,7 +21,7 @@ CHART = "document.querySelector('.chart')"
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "plan.html"
-    planning.draw("zbv", 4, 8, html=path)
+    planning.draw("zbv", 4, 8, output=path)
     assert path.exists()
     return path
 
@@ -59,7 +59,7 @@ def test_every_action_has_its_bar_in_seconds(tab: Tab) -> None:
 
 def test_steps_below_a_second_are_in_milliseconds(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "short.html"
-    planning.draw("1f1b", 2, 2, cost="F=0.01,I=0.01,W=0.01", html=path)
+    planning.draw("1f1b", 2, 2, cost="F=0.01,I=0.01,W=0.01", output=path)
     tab = Tab(browser, path, DESK)
     assert tab.evaluate(DRAWN)
     assert tab.evaluate(f"{CHART}.timeline.unit") == " ms"

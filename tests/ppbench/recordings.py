@@ -46,7 +46,6 @@ RECORD_AGAIN = "pytest tests/ppbench/test_recorded_outputs.py --record"
 MOST_LINES, LONGEST_LINE = 60, 400
 """Of a difference, what is shown."""
 SETTINGS = {
-    "COLUMNS": "100",
     "LINES": "40",
     "TERM": "dumb",  # on which nothing is coloured, whatever else the environment says
     "NO_COLOR": "1",
@@ -55,7 +54,8 @@ SETTINGS = {
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_SYSTEM": os.devnull,
 }
-UNSET = ("FORCE_COLOR", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+UNSET = ("COLUMNS", "FORCE_COLOR", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+_GROUPS = ([], ["models"], ["schedules"])  # without a command they print their help
 _MADE_BY_HAND = ("20260101T", "f1f2")  # how the ids of such runs begin, and their machine
 _JUST_NOW = timedelta(minutes=10)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
@@ -124,6 +124,10 @@ def ppbench(words: Sequence[str], folder: Path) -> Done:
         patch.setenv("GIT_CEILING_DIRECTORIES", str(folder.parent))
         for name in UNSET:
             patch.delenv(name, raising=False)
+        if (
+            "--help" in words or list(words) in _GROUPS
+        ):  # other text is as wide as a page, and sentences are not wrapped
+            patch.setenv("COLUMNS", "100")
         streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2)]
         patch.setattr(time, "monotonic", lambda: 0.0)  # some tell how long they took
         patch.setattr(typer.main, "get_command", _command)
@@ -179,7 +183,7 @@ def transcript(script: Script, folder: Path, *, is_of_this_machine: bool) -> str
 def _of_this_machine(folder: Path) -> dict[str, str]:
     """Words in the rows of runs that were made just now, or as if on this machine."""
     known = {}
-    for run in json.loads(ppbench(["ls", "--format", "json"], folder).stdout):
+    for run in json.loads(ppbench(["ls", "--format", "json"], folder).stdout)["rows"]:
         start, machine = _MADE_BY_HAND
         is_as_here = run["run_id"].startswith(start) and run["fingerprint"] != machine
         names = ["fingerprint"] if is_as_here else []

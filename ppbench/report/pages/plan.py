@@ -12,7 +12,7 @@ import pandas as pd
 
 from engine.plan.predict import TimedStep
 from engine.plan.spans import COLUMNS
-from ppbench.display.tables import as_records
+from ppbench.display.rows import as_records
 from ppbench.display.units import MISSING, NS_PER_MS, counted, milliseconds, percent, size
 from ppbench.planning.plan import Configuration, Plan, Proposal
 from ppbench.planning.words import pipeline_text, sentences_of

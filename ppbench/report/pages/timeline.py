@@ -149,4 +149,4 @@ def write_plan(path: Path, spans: pd.DataFrame, *, title: str, subtitle: str, fa
         memories=[],
         damaged=[],
     )
-    write_page(path, page, option="--html")
+    write_page(path, page, option="-o")

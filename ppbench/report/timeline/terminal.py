@@ -93,8 +93,7 @@ Cell = tuple[str, Style]
 
 def draw_steps(steps: Sequence[Step], console: Console) -> str:
     """Draw the steps one above the other, in the width and the colours of the console."""
-    has_width = console.is_terminal or "COLUMNS" in os.environ
-    width = console.width if has_width else _PIPED_WIDTH
+    width = console.width if _has_width(console) else _PIPED_WIDTH
     gutter = len(f"rank {max(step.num_ranks for step in steps) - 1}  ")
     num_slices = max(_LEAST_WIDTH, width - gutter - 1)
     views = [_view_of(step) for step in steps]
@@ -142,7 +141,7 @@ def draw_prediction(prediction: Prediction, console: Console) -> str:
         return _replicas(prediction, console)
     grid = _Grid(prediction, has_colors=_has_colors(console))
     gutter = len(f"rank {prediction.program.world_size - 1}  ")
-    width = console.width if console.is_terminal else _UNBOUNDED
+    width = console.width if _has_width(console) else _UNBOUNDED
     block = max(1, (width - gutter) // grid.num_chars) * grid.num_chars
     title = f"{prediction.program.schedule}: {shape_text(prediction)}"
     lines = [Text(title, _BOLD), grid.legend()]
@@ -183,6 +182,10 @@ def _replicas(prediction: Prediction, console: Console) -> str:
     )
 
 
+def _has_width(console: Console) -> bool:
+    return console.is_terminal or "COLUMNS" in os.environ
+
+
 def _has_colors(console: Console) -> bool:
     return console.color_system is not None and not console.no_color
 
@@ -191,7 +194,7 @@ def _printed(lines: Iterable[Text], console: Console) -> str:
     with console.capture() as capture:
         for line in lines:
             line.rstrip()
-            console.print(line, soft_wrap=not console.is_terminal, highlight=False)
+            console.print(line, soft_wrap=not _has_width(console), highlight=False)
     return capture.get().rstrip("\n")
 
 

@@ -144,11 +144,12 @@ def test_report_and_timeline_write_the_file_they_are_told_to(swept):
 def test_a_dry_run_lists_the_cases_and_writes_nothing(tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
     arguments = ("sweep", "tiny.toml", "--dry-run", "--format", "json")
-    listed = json.loads(inside(*arguments, folder=tmp_path))
+    listed = json.loads(inside(*arguments, folder=tmp_path))["rows"]
     assert [case["schedule"] for case in listed] == ["afab", "1f1b"]
     assert len({case["case_id"] for case in listed}) == 2
     assert {case["measure_steps"] for case in listed} == {3}
-    chosen = json.loads(inside(*arguments, "--only", "schedule=1f1b", folder=tmp_path))
+    only = inside(*arguments, "--only", "schedule=1f1b", folder=tmp_path)
+    chosen = json.loads(only)["rows"]
     assert chosen == listed[1:]
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
 

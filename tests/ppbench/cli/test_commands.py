@@ -39,9 +39,9 @@ def test_a_run_shows_its_partition_and_what_each_stage_has_of_it(results):
 
 def test_a_variable_length_is_a_word_in_every_listing(results):
     for how in Format:
-        assert "variable" in output_of(runs.list_runs, [], None, results, how)
+        assert "variable" in output_of(runs.list_runs, [], None, results, how=how)
         assert "variable" in output_of(runs.show, "last", results, how)
-    (row,) = json.loads(output_of(runs.list_runs, [], None, results, Format.json))
+    (row,) = json.loads(output_of(runs.list_runs, [], None, results, how=Format.json))["rows"]
     assert row["seq_len"] == "variable"
     (results / "v.toml").write_text("[grid]\nseq_len = [64, 'variable']")
     assert "variable" in printed("sweep", results / "v.toml", "--dry-run").text
@@ -57,7 +57,7 @@ def failed(tmp_path):
 
 
 def test_a_failed_run_shows_first_how_it_failed_and_what_each_rank_was_doing(failed):
-    shown = output_of(runs.show, "last", failed, Format.table)
+    shown = output_of(runs.show, "last", failed, how=Format.table)
     first, *lines = shown.splitlines()
     assert first == (
         "timeout at rank 1: rank 1 is stopped (SIGSTOP or a debugger) in 1B0 of step 1, since "
@@ -75,26 +75,26 @@ def test_a_failed_run_shows_first_how_it_failed_and_what_each_rank_was_doing(fai
 
 def test_a_failed_run_without_a_record_shows_its_whole_error(failed):
     run_id = Store(failed).runs().iloc[0]["run_id"]
-    shown = output_of(runs.show, run_id, failed, Format.table)
+    shown = output_of(runs.show, run_id, failed, how=Format.table)
     assert shown.startswith(f"oom: {NASTY}\n\n{NASTY}\nline two\n")
-    assert "```" in output_of(runs.show, run_id, failed, Format.markdown)
+    assert "```" in output_of(runs.show, run_id, failed, how=Format.markdown)
 
 
 def test_json_of_a_failed_run_holds_the_flight_of_its_ranks(failed):
-    told = json.loads(output_of(runs.show, "last", failed, Format.json))
+    told = json.loads(output_of(runs.show, "last", failed, how=Format.json))
     assert [row["rank"] for row in told["flight"]] == [0, 1]
     assert told["flight"][0]["waits_for_action"] == "1B0"
     assert told["run"]["error_rank"] == 1
 
 
 def test_a_listing_tells_the_first_line_of_each_error(failed):
-    listed = output_of(runs.list_runs, [], None, failed, Format.table)
+    listed = output_of(runs.list_runs, [], None, failed, how=Format.table)
     assert "rank 1 is stopped (SIGSTOP or a debugger) in 1B0" in listed
     assert "line two" not in listed
     assert NASTY[:20] in listed
-    (oom, _) = json.loads(output_of(runs.list_runs, [], None, failed, Format.json))
+    (oom, _) = json.loads(output_of(runs.list_runs, [], None, failed, how=Format.json))["rows"]
     assert oom["error"].endswith("line two")  # programs get all of it
 
 
 def test_a_listing_without_failures_has_no_column_for_errors(results):
-    assert "error" not in output_of(runs.list_runs, [], None, results, Format.table)
+    assert "error" not in output_of(runs.list_runs, [], None, results, how=Format.table)

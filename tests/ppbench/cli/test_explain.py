@@ -34,7 +34,7 @@ def test_several_runs_are_explained_one_after_the_other(ids) -> None:
 
 def test_several_runs_are_a_list_in_json_and_named_in_csv(ids, tmp_path) -> None:
     alone = [json.loads(printed([run_id], Format.json)) for run_id in ids]
-    assert json.loads(printed(ids, Format.json)) == alone
+    assert json.loads(printed(ids, Format.json))["runs"] == alone
     (tmp_path / "all.csv").write_text(printed(ids, Format.csv))
     rows = pd.read_csv(tmp_path / "all.csv")
     assert rows["run_id"].unique().tolist() == ids

@@ -150,7 +150,7 @@ def test_a_file_keeps_its_own_collectives_if_they_are_those_of_the_policy(tmp_pa
 
 def test_a_drawing_of_replicas_is_that_of_the_slowest_with_its_collectives(tmp_path):
     page = tmp_path / "page.html"
-    drawn = output_of(planning.draw, "interleaved_1f1b", 4, 8, html=page, **REPLICATED)
+    drawn = output_of(planning.draw, "interleaved_1f1b", 4, 8, output=page, **REPLICATED)
     assert "replica 1 of 3, planned" in drawn
     assert "replica skew: " in drawn
     (lane,) = (line for line in drawn.splitlines() if line.startswith("rank 0: 0UNSHARD"))

@@ -20,7 +20,7 @@ def run(store, *words):
 def listed(store, *words):
     found = run(store, "ls", "--format", "json", *words)
     assert found.exit_code == 0
-    return json.loads(found.stdout)
+    return json.loads(found.stdout)["rows"]
 
 
 def test_runs_are_listed_that_meet_all_conditions(demo):
@@ -38,27 +38,31 @@ def test_the_newest_are_listed_oldest_first(demo):
 
 def test_people_see_the_model_and_are_told_of_what_is_left_out(demo, monkeypatch, capsys):
     monkeypatch.setattr(stored, "MOST_LISTED", 3)
-    text = output_of(stored.list_runs, [], None, demo.folder, Format.table)
+    text = output_of(stored.list_runs, [], None, demo.folder, how=Format.table)
     headings, rows = re.split("─+\n", text)
     assert "llama-8m" in headings
     assert len(rows.splitlines()) == 3
-    assert "the newest 3; --limit 0 lists all" in capsys.readouterr().err
-    assert len(json.loads(output_of(stored.list_runs, [], None, demo.folder, Format.json))) == 7
+    assert "the newest 3 are shown; --limit 0 lists all" in capsys.readouterr().err
+    assert (
+        len(json.loads(output_of(stored.list_runs, [], None, demo.folder, how=Format.json))["rows"])
+        == 7
+    )
 
 
 def test_a_condition_that_nothing_meets_and_an_empty_store_are_told_apart(demo, tmp_path, capsys):
-    output_of(stored.list_runs, ["world_size=64"], None, demo.folder, Format.table)
+    output_of(stored.list_runs, ["world_size=64"], None, demo.folder, how=Format.table)
     told = "--where world_size=64: no run has this value; its values are 1, 2, 4\n"
     assert capsys.readouterr().err.endswith(told)
-    output_of(stored.list_runs, ["error=null", "status=oom"], None, demo.folder, Format.table)
+    output_of(stored.list_runs, ["error=null", "status=oom"], None, demo.folder, how=Format.table)
     assert 'of those with error=null has this value; its values are "ok"' in capsys.readouterr().err
     with pytest.raises(UsageError, match="no runs here yet"):
-        output_of(stored.list_runs, ["world_size=64"], None, tmp_path / "none", Format.table)
+        output_of(stored.list_runs, ["world_size=64"], None, tmp_path / "none", how=Format.table)
 
 
 def test_compacting_tells_what_became_of_the_files(demo):
     done = {
-        one["table"]: one for one in json.loads(run(demo, "compact", "--format", "json").stdout)
+        one["table"]: one
+        for one in json.loads(run(demo, "compact", "--format", "json").stdout)["rows"]
     }
     assert (done["runs"]["files_before"], done["runs"]["files_after"]) == (7, 1)
     text = run(demo, "compact").stdout.splitlines()
@@ -67,7 +71,7 @@ def test_compacting_tells_what_became_of_the_files(demo):
 
 def test_sql_is_answered_in_every_format(demo):
     text = "SELECT schedule, count(*) AS n FROM runs GROUP BY 1 ORDER BY 1"
-    assert json.loads(run(demo, "query", text, "--format", "json").stdout) == [
+    assert json.loads(run(demo, "query", text, "--format", "json").stdout)["rows"] == [
         {"schedule": "1f1b", "n": 4},
         {"schedule": "afab", "n": 3},
     ]

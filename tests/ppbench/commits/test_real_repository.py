@@ -106,7 +106,7 @@ def test_bisect_names_the_commit_that_made_the_stage_slower(repository, bisected
 def test_backfill_measures_commits_and_lists_the_one_that_does_not_run(repository, backfilled):
     folder, shas = repository
     assert backfilled.returncode == 0, backfilled.stderr
-    rows = {row["commit"]: row for row in json.loads(backfilled.stdout)}
+    rows = {row["commit"]: row for row in json.loads(backfilled.stdout)["rows"]}
     assert list(rows) == list(shas.values())  # oldest first
     assert {sha: row["status"] for sha, row in rows.items()} == {
         sha: "error" if number == BROKEN else "ok" for number, sha in shas.items()

@@ -8,15 +8,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ppbench.cli import explain, export, history, models, runs, schedules, simulate, sweep
+from ppbench import explanation
+from ppbench.cli import export, history, models, runs, schedules, simulate, sweep
 from ppbench.commits.noise import NUM_LAUNCHES
 from ppbench.config.case import Case, Measure, settings_in
 from ppbench.config.toml import column_named
 from ppbench.display.fields import DISPENSABLE, FIELDS, Direction, field_of, figure
 from ppbench.display.figures_page import figures_page, page_of_store
-from ppbench.display.formats import Format
 from ppbench.display.metrics import METRICS, metric_of
-from ppbench.display.tables import PAGE_WIDTH, render
+from ppbench.display.rows import Rows
+from ppbench.display.tables import PAGE_WIDTH, Table
 from ppbench.report.pages import tables
 from ppbench.store import TABLES
 from ppbench.store.columns import COMPUTED, SQL_TYPES
@@ -32,9 +33,9 @@ LISTED = {
     "show, machine": runs.MACHINE_COLUMNS,
     "show, GPU": runs.GPU_COLUMNS,
     "show, steps": runs.STEP_COLUMNS,
-    "explain, parts": explain.PART_COLUMNS,
-    "explain, messages": explain.EDGE_COLUMNS,
-    "explain, what if": explain.WHAT_IF_COLUMNS,
+    "explain, parts": explanation.PART_COLUMNS,
+    "explain, messages": explanation.EDGE_COLUMNS,
+    "explain, what if": explanation.WHAT_IF_COLUMNS,
     "export": export.RUN_COLUMNS,
     "history, series": history.SERIES,
     "history, changes": history.STEPS,
@@ -97,18 +98,18 @@ def test_every_column_has_a_meaning_and_one_look() -> None:
 def test_headings_leave_room_for_the_values(listing: str) -> None:
     columns = [name for name in LISTED[listing] if not name.startswith("gpu_") or "GPU" in listing]
     frame = pd.DataFrame([dict.fromkeys(columns, 0)])
-    lines = render(frame, Format.table, columns).splitlines()
+    lines = Table(Rows.of(frame), columns).terminal().splitlines()
     assert max(map(len, lines)) <= PAGE_WIDTH
 
 
 def test_a_table_wraps_its_headings_and_never_its_cells() -> None:
     frame = pd.DataFrame({"makespan_ns": [1e6], "error": ["x " * 40]})
-    wide = render(frame, Format.table, ["makespan_ns", "error"])
+    wide = Table(Rows.of(frame), ["makespan_ns", "error"]).terminal()
     assert "x " * 39 in wide
-    narrow = render(frame, Format.table, ["makespan_ns"])
+    narrow = Table(Rows.of(frame), ["makespan_ns"]).terminal()
     assert "makespan (ms)" in narrow
     long = [name for name, field in FIELDS.items() if len(field.heading) > 15 and field.digits][:8]
-    many = render(pd.DataFrame([dict.fromkeys(long, 0.0)]), Format.table, long).splitlines()
+    many = Table(Rows.of(pd.DataFrame([dict.fromkeys(long, 0.0)])), long).terminal().splitlines()
     assert max(map(len, many)) <= PAGE_WIDTH < sum(len(FIELDS[name].heading) for name in long)
 
 

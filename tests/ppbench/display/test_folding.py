@@ -7,7 +7,7 @@ import pytest
 from command import output_of
 from stored_runs import MS, run_row
 
-from ppbench.cli.runs import show
+from ppbench.cli.runs import RunTable, show
 from ppbench.config.case import Case
 from ppbench.display.formats import Format
 from ppbench.display.replicas import MOST_ROWS, REPLICA, folded, folding_note
@@ -85,7 +85,7 @@ def test_show_of_512_ranks_fits_a_screen_and_names_the_slow_replica(stored):
 
 
 def test_the_rest_is_shown_on_demand(stored):
-    every = json.loads(output_of(show, "last", stored, Format.json))
+    every = json.loads(output_of(show, "last", stored, how=Format.json))
     assert len(every["ranks"]) == REPLICAS * RANKS
-    asked = output_of(show, "last", stored, columns=["compute_ns"])
+    asked = output_of(show, "last", stored, table=RunTable.ranks, columns=["compute_ns"])
     assert len(asked.splitlines()) >= REPLICAS * RANKS

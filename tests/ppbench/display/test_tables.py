@@ -5,7 +5,6 @@ import itertools
 import json
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -14,31 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from scenes import make_scene
-from stored_runs import run_row, store_with
+from stored_runs import run_row
 from typer.testing import CliRunner
 
 from ppbench.cli.app import app
 from ppbench.config.case import Case
+from ppbench.display.document import Result, render
 from ppbench.display.fields import WORKLOAD
 from ppbench.display.fitting import Column, fit
 from ppbench.display.formats import Format
-from ppbench.display.tables import View, render
+from ppbench.display.rows import Rows, View
+from ppbench.display.tables import Table
 from ppbench.errors import UsageError
 from ppbench.store import Store
 
 WIDTHS = (80, 100, 120)
 LONG = "a message that is much longer than any terminal is wide, since somebody wrote a whole page "
-AXES = {
-    "schedule": ["afab", "1f1b", "interleaved_1f1b"],
-    "world_size": [2, 4],
-    "num_microbatches": [8, 1024],
-    "seq_len": [128, "variable"],
-    "stages_per_rank": [1, 2],
-    "model_preset": ["llama-8m", "a/folder/of/a/model/with/a/long/path"],
-    "train_microbatch_size": [1, 16],
-    "device": ["cpu", "emulated"],
-}
 
 
 @pytest.fixture(params=WIDTHS)
@@ -55,8 +45,13 @@ def as_terminal(number):
 
 
 def table(frame, columns=None, view=None, essential=()):
+    return written(frame, Format.table, columns, view, essential)
+
+
+def written(frame, how, columns=None, view=None, essential=()):
+    rows = Rows.of(frame)
     shown = list(frame) if columns is None else columns
-    return render(frame, Format.table, shown, view or View(), essential)
+    return render(Result([Table(rows, shown, essential)], rows), how, view or View())
 
 
 cells = st.one_of(
@@ -154,21 +149,21 @@ def test_a_long_text_is_cut_before_a_column_is_left_out():
 def test_columns_and_order_apply_to_every_format():
     frame = pd.DataFrame({"run_id": ["a", "b", "c"], "world_size": [2, None, 4], "loss": [1, 2, 3]})
     view = View.of(["ranks,run_id"], "-ranks")
-    assert json.loads(render(frame, Format.json, ["loss"], view)) == [
+    assert json.loads(written(frame, Format.json, ["loss"], view))["rows"] == [
         {"world_size": 4, "run_id": "c"},
         {"world_size": 2, "run_id": "a"},
         {"world_size": None, "run_id": "b"},
     ]
-    assert render(frame, Format.csv, [], view).splitlines()[0] == "world_size,run_id"
-    assert render(frame, Format.markdown, [], view).splitlines()[0] == "| ranks | run |"
+    assert written(frame, Format.csv, None, view).splitlines()[0] == "world_size,run_id"
+    assert written(frame, Format.markdown, None, view).splitlines()[0] == "| ranks | run |"
     assert table(frame, ["loss"], view).splitlines()[2].split() == ["4", "c"]
-    up = render(frame, Format.csv, [], View.of(["run_id"], "ranks"))
+    up = written(frame, Format.csv, None, View.of(["run_id"], "ranks"))
     assert up.splitlines() == ["run_id", "a", "c", "b"]
 
 
 def test_rows_of_numbers_and_words_are_sorted_numbers_first():
     frame = pd.DataFrame({"seq_len": ["variable", 64, 8]})
-    assert render(frame, Format.csv, [], View.of(None, "seq_len")).split() == [
+    assert written(frame, Format.csv, None, View.of(None, "seq_len")).split() == [
         *("seq_len", "8", "64", "variable")
     ]
 
@@ -178,49 +173,18 @@ def test_an_unknown_column_suggests(option):
     frame = pd.DataFrame({"world_size": [1], "tokens_per_s": [2]})
     view = View.of(["rank"], None) if option == "--columns" else View.of(None, "-rank")
     with pytest.raises(UsageError, match=f'{option}: unknown column "rank"; did you mean "ranks"'):
-        render(frame, Format.csv, [], view)
+        written(frame, Format.csv, None, view)
 
 
 def test_a_column_is_taken_by_its_heading_too():
     frame = pd.DataFrame({"tokens_per_s": [2], "bubble_fraction": [0.5]})
-    assert render(frame, Format.csv, [], View.of(["tokens/s", "Bubble"], None)).splitlines() == [
+    assert written(frame, Format.csv, None, View.of(["tokens/s", "Bubble"], None)).splitlines() == [
         "tokens_per_s,bubble_fraction",
         "2,0.5",
     ]
 
 
 # Every command that prints a table, over stored runs
-
-
-def many_axes(folder):
-    rows = []
-    for number in range(12):
-        chosen = {name: values[number % len(values)] for name, values in AXES.items()}
-        error = {"status": "oom", "error": LONG, "tokens_per_s": None} if number == 5 else {}
-        row = run_row(number, replace(Case(), **chosen), cautions="busy_machine,few_steps", **error)
-        row["run_id"] = f"20260101T0000{number:05}-{number * 7919:06x}"
-        row |= {"commit": f"{number:x}" * 40, "sweep_name": f"a sweep named {number}"}
-        rows.append(row)
-    store_with(folder / "results", rows)
-    axes = "\n".join(
-        f"{name.replace('train_', 'train.').replace('model_', 'model.')} = {json.dumps(values)}"
-        for name, values in AXES.items()
-        if name not in ("device", "model_preset", "schedule", "stages_per_rank")
-    )
-    (folder / "many.toml").write_text(
-        f"device = 'cpu'\n[grid]\nschedule = ['afab', '1f1b']\n{axes}"
-    )
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("places")
-    for name in ("swept", "tracked", "history", "bisected", "traces", "empty"):
-        (folder / name).mkdir()
-        make_scene(name, folder / name)
-    (folder / "axes").mkdir()
-    many_axes(folder / "axes")
-    return folder
 
 
 COMMANDS = [

@@ -15,8 +15,9 @@ from stored_runs import NASTY, run_row, store_with
 
 from ppbench.cli.export import export
 from ppbench.config.case import Case
-from ppbench.display.formats import ExportFormat, Format
-from ppbench.display.tables import render
+from ppbench.display.formats import ExportFormat
+from ppbench.display.rows import Rows
+from ppbench.display.tables import Table
 from ppbench.errors import StoreError, UsageError
 from ppbench.store import RUNS, SPANS, TABLES, Store
 
@@ -49,7 +50,7 @@ def test_markdown_has_chosen_columns_with_units_in_their_headings(demo: Store) -
 
 def test_a_cell_of_markdown_is_one_line_of_text() -> None:
     frame = pd.DataFrame({"account": ["<b>a|b</b>\r\nR&D &lt;"]})
-    last = render(frame, Format.markdown, ["account"]).splitlines()[-1]
+    last = Table(Rows.of(frame), ["account"]).markdown().splitlines()[-1]
     assert last == "| &lt;b>a\\|b&lt;/b> R&amp;D &amp;lt; |"
 
 

@@ -179,8 +179,11 @@ def test_answers_of_every_kind_can_be_printed(demo):
         assert "step_ns" in shown
         assert "0.3333333333333333" in shown
         assert "nan" not in shown
-    (row,) = json.loads(output_of(answer_to, text, demo.folder, Format.json))
+    (row,) = json.loads(output_of(answer_to, text, demo.folder, how=Format.json))["rows"]
     assert row["l"] == [1, 2]
     assert row["s"] == {"k": [0.1]}
     assert row["n"] is None
-    assert output_of(answer_to, "SELECT 1 WHERE false", demo.folder, Format.json) == "[]"
+    assert (
+        output_of(answer_to, "SELECT 1 WHERE false", demo.folder, how=Format.json)
+        == '{\n  "rows": []\n}'
+    )

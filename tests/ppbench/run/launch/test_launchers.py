@@ -91,8 +91,7 @@ def test_a_dry_run_prints_each_launchs_command_and_writes_nothing(tmp_path):
     [
         (["--only", "world_size=3"], "--only world_size=3: no case has this"),
         (["--only", "world_sise=2"], 'did you mean "world_size"?'),
-        (["--reports", "elsewhere"], "--no-report, --open, --live and --format out"),
-        (["--format", "json"], "--no-report, --open, --live and --format out"),
+        (["--reports", "elsewhere"], "--no-report, --open and --live out"),
     ],
 )
 def test_what_no_node_can_do_is_refused_before_any_is_started(

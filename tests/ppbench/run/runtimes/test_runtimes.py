@@ -321,7 +321,7 @@ def test_a_run_on_torch_is_explained_drawn_and_traced(runs, swept):
     page = (folder / "r.html").read_text()
     assert "runtime torch" in page
     assert "  torch  " in command.inside("ls", folder=folder)
-    listed = json.loads(command.inside("ls", "--format", "json", folder=folder))
+    listed = json.loads(command.inside("ls", "--format", "json", folder=folder))["rows"]
     assert {run["runtime"] for run in listed} == {*RUNTIMES, "liar", "forgetful"}
 
 

@@ -167,7 +167,7 @@ def test_history_counts_what_broke_down_as_failed(tmp_path, monkeypatch):
     runs.add_launches(CommitFacts(shas[0], 0), LATER_CASE, STEADY)
     runs.add_launches(CommitFacts(shas[1], 1), LATER_CASE, [2 * s for s in STEADY], **BROKEN)
     outcome = printed("history", "--no-page", "--results", tmp_path / "results", "--format", "json")
-    rows = json.loads(outcome.text)
+    rows = json.loads(outcome.text)["rows"]
     launches = [row for row in rows if row["kind"] == "launch" and row["commit"] == shas[1]]
     assert {(one["status"], one["value"]) for one in launches} == {(NOT_FINITE, None)}
 

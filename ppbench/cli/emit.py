@@ -1,0 +1,180 @@
+"""Prints the answer of a command, in the format, the columns and the order that are asked for.
+
+A command that answers with a `Result` is declared with `answers`. Nothing else reads the options
+`--format`, `--columns`, `--sort` and `-o`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ppbench.cli import completion
+from ppbench.cli.browser import open_page
+from ppbench.console import note
+from ppbench.display.document import Result, render
+from ppbench.display.formats import Format
+from ppbench.display.markup import fragment
+from ppbench.display.rows import AS_IT_IS, View
+from ppbench.files import check_suffix, is_stream, whole_file
+
+HowToPrint = Annotated[Format, typer.Option("--format", help="Output format.")]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--columns",
+        metavar="A,B,...",
+        help="Show these columns, by their names.",
+        autocompletion=completion.columns,
+    ),
+]
+Sort = Annotated[
+    str | None,
+    typer.Option(
+        "--sort",
+        metavar="[-]COLUMN",
+        help="Sort by a column; with - the other way.",
+        autocompletion=completion.columns,
+    ),
+]
+Also = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Also write it: as a page (.html), .md, .json or .csv.",
+    ),
+]
+_OPTIONS = {
+    "how": (HowToPrint, Format.table),
+    "columns": (Columns, None),
+    "sort": (Sort, None),
+    "output": (Also, None),
+}
+SUFFIXES = {
+    ".html": None,
+    ".json": Format.json,
+    ".csv": Format.csv,
+    ".md": Format.markdown,
+    ".txt": Format.table,
+}
+"""The endings of files that `-o` writes, and their formats; a page has none."""
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{{ title }}</title>
+<style>
+:root { color-scheme: light dark }
+body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em }
+table { border-collapse: collapse; display: block; overflow-x: auto }
+th, td { padding: .2em .8em .2em 0; text-align: left; vertical-align: bottom }
+.number { text-align: right }
+pre { overflow-x: auto }
+</style>
+{{ body|safe }}
+</html>
+"""
+
+
+def answers(
+    known: Callable[[], Iterable[str]] | None = None,
+) -> Callable[[Callable[..., Result]], Callable[..., None]]:
+    """Print what a command returns, and exit with its code.
+
+    `known` returns the columns that the rows can have. A command that measures says them, so that
+    no other is asked for in vain.
+    """
+
+    def declare(command: Callable[..., Result]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(*given: Any, **options: Any) -> None:
+            how, columns, sort, output = (
+                options.pop(name, default) for name, (_, default) in _OPTIONS.items()
+            )
+            view = View.of(columns, sort)
+            if known is not None and view != AS_IT_IS:
+                names = list(known())
+                view.names(names)
+                view.order(names)
+            if output is not None and not is_stream(output):
+                check_suffix(output, tuple(SUFFIXES))
+            result = command(*given, **options)
+            emit(result, how, view, output)
+            if result.exit_code:
+                raise typer.Exit(result.exit_code)
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
+            for name, (annotation, default) in _OPTIONS.items()
+        ]
+        parameters = [*signature.parameters.values(), *own]
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=parameters, return_annotation=None
+        )
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return declare
+
+
+def columns_of(command: str, *tables: str) -> Callable[[], list[str]]:
+    """The columns that a command computes, and those of tables of the store."""
+
+    def known() -> list[str]:
+        from ppbench.store.columns import COMPUTED, TABLES
+
+        own = [columns for title, columns in COMPUTED.items() if f"`{command}`" in title]
+        every = [*(TABLES[name] for name in tables), *own]
+        return list(dict.fromkeys(column.name for columns in every for column in columns))
+
+    return known
+
+
+def emit(
+    result: Result,
+    how: Format = Format.table,
+    view: View = AS_IT_IS,
+    output: Path | None = None,
+) -> None:
+    """Print a result, and write it into a file too if one is given."""
+    text, asides = render(result, how, view), list(result.asides)
+    output = output or result.page
+    if output is not None:
+        asides.append(_written(result, view, output))
+    if text:
+        print(text)
+    if how is Format.csv:
+        for line in result.notes:
+            note(f"note: {line}")
+    is_below = how is Format.table and not (output is not None and is_stream(output))
+    for line in asides:
+        print(line, file=sys.stdout if is_below else sys.stderr)
+    if output is not None and result.is_opened:
+        open_page(output)
+
+
+def _written(result: Result, view: View, output: Path) -> str:
+    """Write a result as the ending of the file says, a page where it has none."""
+    how = SUFFIXES.get(output.suffix)
+    if how is None and result.write_page is not None:
+        result.write_page(output)
+        return f"page: {output}"
+    with whole_file(output, "-o") as file:
+        if how is None:
+            page = fragment(_PAGE, title=output.stem, body=result.html())
+            file.write(page.encode())
+            return f"page: {output}"
+        file.write(f"{render(result, how, view)}\n".encode())
+    return f"saved: {output}"

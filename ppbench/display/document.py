@@ -1,0 +1,273 @@
+"""What a command answers: a document of blocks for people, with the same figures as data.
+
+    Result([Text("Two runs."), Table(rows, ["run_id", "tokens_per_s"])], rows)
+
+A block writes itself for a terminal, in markdown and as HTML; a new one is a class with these three
+methods. `render` writes a whole result in any format, and applies the columns and the order that a
+reader asks for. A notebook shows a result as HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from ppbench.console import wrapped
+from ppbench.display.formats import Format
+from ppbench.display.markup import as_code, escaped, fragment
+from ppbench.display.rows import AS_IT_IS, Record, Rows, View, text_of
+from ppbench.display.tables import Table, page_width
+from ppbench.errors import printable
+
+_LEAST_VALUE = 20
+"""Columns of text that a value keeps beside the longest name."""
+
+
+class Block(Protocol):
+    """A part of a document."""
+
+    def terminal(self) -> str: ...
+
+    def markdown(self) -> str: ...
+
+    def html(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Text:
+    """Sentences, a line for each; with a title they are a list."""
+
+    lines: str | Sequence[str]
+    title: str = ""
+    prefix: str | None = None
+    """Each line begins with it in a terminal, in place of the title above them."""
+    is_foreign: bool = False
+    """Others wrote it, as a commit's subject: in markdown it is code."""
+    is_heading: bool = False
+
+    @property
+    def _lines(self) -> Sequence[str]:
+        return [self.lines] if isinstance(self.lines, str) else self.lines
+
+    def terminal(self) -> str:
+        if self.title and self.prefix is None:
+            text = "\n".join([f"{self.title}:", *(f"  {line}" for line in self._lines)])
+        else:
+            text = "\n".join(f"{self.prefix or ''}{line}" for line in self._lines)
+        return wrapped(text, sys.stdout)
+
+    def markdown(self) -> str:
+        written = as_code if self.is_foreign else escaped
+        if not self.title:
+            mark = "## " if self.is_heading else "- " if self.is_foreign else ""
+            return "\n".join(f"{mark}{written(line)}" for line in self._lines)
+        items = "\n".join(f"- {written(line)}" for line in self._lines)
+        return f"**{escaped(self.title)}**\n\n{items}"
+
+    def html(self) -> str:
+        if self.title:
+            template = (
+                "<h4>{{ title }}</h4>\n"
+                "<ul>{% for line in lines %}<li>{{ line }}</li>{% endfor %}</ul>"
+            )
+            return fragment(template, title=self.title, lines=self._lines)
+        name = "h3" if self.is_heading else "p"
+        return "\n".join(fragment(f"<{name}>{{{{ l }}}}</{name}>", l=line) for line in self._lines)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts by their names, one per line; long values take several."""
+
+    values: Mapping[str, object]
+
+    @property
+    def _texts(self) -> dict[str, str]:
+        return {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in self.values.items()
+        }
+
+    def terminal(self) -> str:
+        texts = self._texts
+        widest = max((len(key) for key in texts), default=0)
+        room = max(page_width() - widest - 4, _LEAST_VALUE)
+        lines = []
+        for key, text in texts.items():
+            parts = [
+                part
+                for line in printable(text).splitlines() or [""]
+                for part in textwrap.wrap(line, room, break_on_hyphens=False, drop_whitespace=False)
+                or [""]
+            ]
+            names = [key, *[""] * (len(parts) - 1)]
+            pairs = zip(names, parts, strict=True)
+            lines += [f" {name:<{widest}}   {part}".rstrip() for name, part in pairs]
+        return "\n".join(lines)
+
+    def _table(self) -> Table:
+        return Table(Rows(["key", "value"], list(self._texts.items())), ["key", "value"])
+
+    def markdown(self) -> str:
+        return self._table().markdown()
+
+    def html(self) -> str:
+        return self._table().html()
+
+
+@dataclass(frozen=True)
+class Code:
+    """What is copied as a whole: a command, or the lines of a file."""
+
+    text: str
+    title: str = ""
+    language: str = ""
+
+    def terminal(self) -> str:
+        if not self.title:
+            return self.text
+        between = "\n\n" if "\n" in self.text else " "
+        return f"{self.title}:{between}{self.text}"
+
+    def markdown(self) -> str:
+        if self.title and "\n" not in self.text:
+            return f"{escaped(self.title)}: {as_code(self.text)}"
+        title = f"{escaped(self.title)}:\n\n" if self.title else ""
+        return f"{title}```{self.language}\n{self.text}\n```"
+
+    def html(self) -> str:
+        template = (
+            "{% if title %}<p>{{ title }}:</p>\n{% endif %}<pre><code>{{ text }}</code></pre>"
+        )
+        return fragment(template, title=self.title, text=self.text)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Blocks that a page shows when they are asked for; a terminal shows them if it is said."""
+
+    title: str
+    blocks: Sequence[Block]
+    is_in_terminal: bool = False
+
+    def terminal(self) -> str:
+        return _joined([one.terminal() for one in self.blocks if self.is_in_terminal])
+
+    def markdown(self) -> str:
+        body = _joined([one.markdown() for one in self.blocks])
+        return f"<details><summary>{escaped(self.title)}</summary>\n\n{body}\n\n</details>"
+
+    def html(self) -> str:
+        summary = fragment("<summary>{{ title }}</summary>", title=self.title)
+        return "\n".join(["<details>", summary, *(b.html() for b in self.blocks), "</details>"])
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing in characters, as wide as it is; `of_page` is what a page shows in its place."""
+
+    text: str
+    of_page: str = ""
+
+    def terminal(self) -> str:
+        return self.text
+
+    def markdown(self) -> str:
+        return f"```\n{self.text}\n```"
+
+    def html(self) -> str:
+        return self.of_page or fragment("<pre>{{ text }}</pre>", text=self.text)
+
+
+NOTHING = Record({})
+
+
+@dataclass(frozen=True)
+class Result:
+    """The answer of a command."""
+
+    blocks: Sequence[Block] = ()
+    rows: Rows | Record = NOTHING
+    """What CSV holds, and what columns and an order are chosen of."""
+    data: Mapping[str, object] = field(default_factory=dict)
+    """What JSON holds beside the rows."""
+    exit_code: int = 0
+    key: str = "rows"
+    """Where rows are in JSON; a record without a key is the object itself."""
+    notes: Sequence[str] = ()
+    """What CSV has no place for: it is noted beside it. The blocks and the data hold it too."""
+    asides: Sequence[str] = ()
+    """What else was made, as `page: FILE`: below the text of a terminal, beside other formats."""
+    write_page: Callable[[Path], None] | None = None
+    """Writes the page of its own that a command has."""
+    page: Path | None = None
+    """Where the page is written if no other place is asked for."""
+    is_opened: bool = False
+    """Whether the page is shown in the browser."""
+
+    def html(self) -> str:
+        """The document as a part of a page."""
+        return "\n".join(block.html() for block in self.blocks)
+
+    _repr_html_ = html
+
+
+def render(result: Result, how: Format, view: View = AS_IT_IS) -> str:
+    """Write a result in a format, with the columns and the order that are asked for."""
+    match how:
+        case Format.json:
+            return _json(result, view)
+        case Format.csv:
+            return result.rows.csv(view)
+        case Format.markdown:
+            return _joined([block.markdown() for block in _seen(result, view)])
+        case Format.table:
+            return _joined([block.terminal() for block in _seen(result, view)])
+
+
+def _json(result: Result, view: View) -> str:
+    """One object: the rows under their key, and the other data unless columns are chosen."""
+    rows = result.rows.viewed(view)
+    rest = {} if view.columns else result.data
+    if isinstance(rows, Record) and not result.key:
+        return _indented({**rest, **rows.records()})
+    return _indented({**rest, result.key: rows.records()})
+
+
+def _indented(value: object, indent: str = "") -> str:
+    """JSON with a line per key and per object; a list of plain values is a line."""
+    deeper = f"{indent}  "
+    if isinstance(value, Mapping) and value:
+        pairs = (f"{deeper}{json.dumps(k)}: {_indented(v, deeper)}" for k, v in value.items())
+        return "{\n" + ",\n".join(pairs) + f"\n{indent}}}"
+    if isinstance(value, list | tuple) and any(isinstance(one, Mapping) for one in value):
+        items = (f"{deeper}{_indented(one, deeper)}" for one in value)
+        return "[\n" + ",\n".join(items) + f"\n{indent}]"
+    return json.dumps(value, allow_nan=False, default=str)
+
+
+def _seen(result: Result, view: View) -> Sequence[Block]:
+    """The blocks, in which the table of the rows is as asked for.
+
+    If there is no such table, the rows that are asked for are all that is shown.
+    """
+    if view == AS_IT_IS:
+        return result.blocks
+    if any(isinstance(one, Table) and one.rows is result.rows for one in result.blocks):
+        return [
+            replace(one, view=view) if isinstance(one, Table) and one.rows is result.rows else one
+            for one in result.blocks
+        ]
+    if isinstance(result.rows, Record):
+        chosen = result.rows.viewed(view).records()
+        return [Facts({name: text_of(value) for name, value in chosen.items()})]
+    return [Table(result.rows, view=view)]
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return "\n\n".join(part for part in parts if part)

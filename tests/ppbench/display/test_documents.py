@@ -1,0 +1,191 @@
+"""A command answers with one document: its JSON is an object, and its CSV holds the same values."""
+
+import contextlib
+import csv
+import io
+import json
+import random
+import shlex
+import sys
+from unittest import mock
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ppbench.cli.app import app
+from ppbench.cli.emit import columns_of
+from ppbench.display.document import Code, Facts, Fold, Picture, Result, Text, render
+from ppbench.display.formats import Format
+from ppbench.display.rows import Record, Rows, View, Written, text_of
+from ppbench.display.tables import Table
+
+ANSWERS = {
+    "ls": [("axes", "ls"), ("axes", "ls --limit 3"), ("axes", "ls --where schedule=none")],
+    "show": [
+        ("swept", f"show 20260102 --table {table}")
+        for table in ("run", "stages", "ranks", "steps", "flight")
+    ],
+    "query": [("axes", "query 'SELECT run_id, [1, 2] AS two, error, tokens_per_s FROM runs'")],
+    "compact": [("history", "compact")],
+    "sweep": [("axes", "sweep many.toml --dry-run")],
+    "explain": [("swept", "explain 20261122T222659")],
+    "stragglers": [("swept", "stragglers 20261122T222659")],
+    "compare": [("tracked", "compare HEAD~1 HEAD"), ("swept", "compare --across schedule")],
+    "check": [("tracked", "check")],
+    "history": [("history", "history --no-page")],
+    "bisect": [("bisected", "bisect main~6 main sweep.toml --only schedule=1f1b")],
+    "backfill": [("bisected", "backfill main~6.. sweep.toml --dry-run")],
+    "simulate": [
+        ("empty", "simulate --schedule zbv -p 4 -m 8 --held"),
+        ("empty", "simulate --schedule all -p 4 -m 6"),
+    ],
+    "schedules list": [("empty", "schedules list")],
+    "schedules draw": [("empty", "schedules draw zbv -p 2 -m 4")],
+    "schedules check": [("empty", "schedules check zbv -p 2 -m 4")],
+    "env": [("empty", "env")],
+}
+MEASURING = {"plan", "noise", "models check", "import"}
+"""Each run of them measures or stores anew; `import` answers as `ls` does."""
+CASES = [pytest.param(*one, id=one[1]) for answers in ANSWERS.values() for one in answers]
+
+
+def declared():
+    """The commands that have the options of answers."""
+    found = [("", typer.main.get_command(app))]
+    while found:
+        name, command = found.pop()
+        names = {parameter.name for parameter in command.params}
+        if {"how", "columns", "sort", "output"} <= names:
+            yield name.strip()
+        found += [(f"{name} {n}", one) for n, one in getattr(command, "commands", {}).items()]
+
+
+def test_every_command_that_answers_is_tried_here():
+    assert set(declared()) == {*ANSWERS, *MEASURING}
+
+
+def answered(words, *options):
+    arguments = [*shlex.split(words), *options]
+    with mock.patch.object(sys, "argv", ["ppbench", *arguments]):
+        done = CliRunner().invoke(app, arguments)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code in (0, 1, 3, 4), done.output
+    return done.stdout
+
+
+def read_csv(text):
+    return list(csv.reader(io.StringIO(text)))
+
+
+def cell(value):
+    """A value as CSV has it."""
+    return "" if value is None else text_of(value)
+
+
+@pytest.mark.parametrize(("place", "words"), CASES)
+def test_json_is_one_object_with_the_values_of_csv(place, words, places, is_thorough):
+    rng = random.Random(words)
+    with contextlib.chdir(places / place):
+        whole = json.loads(answered(words, "--format", "json"))
+        assert isinstance(whole, dict)
+        header, *lines = read_csv(answered(words, "--format", "csv")) or [[]]
+        is_record = header == ["key", "value"]
+        names = [line[0] for line in lines] if is_record else header
+        for _ in range(12 if is_thorough else 3):
+            chosen = rng.sample(names, rng.randint(1, len(names))) if names else []
+            order = rng.choice(["", "-"]) + rng.choice(names) if names else ""
+            options = ["--columns", ",".join(chosen)] if chosen and rng.random() < 0.7 else []
+            options += ["--sort", order] if order and rng.random() < 0.7 else []
+            found = json.loads(answered(words, *options, "--format", "json"))
+            header, *lines = read_csv(answered(words, *options, "--format", "csv"))
+            if "--columns" in options:
+                assert header == (["key", "value"] if is_record else chosen)
+            if is_record:
+                own = found.get("run", found)
+                assert [[key, cell(own[key])] for key, _ in lines] == lines
+            else:
+                held = next((one for one in found.values() if is_rows(one, header)), [])
+                assert [[cell(row[name]) for name in header] for row in held] == lines
+            for how in ("table", "markdown"):
+                assert answered(words, *options, "--format", how) or not lines
+
+
+def is_rows(value, header):
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(isinstance(v, dict) and [*v] == header for v in value)
+
+
+@pytest.mark.parametrize("words", [
+    "simulate --schedule zbv -p 4 -m 8",
+    "simulate --schedule all -p 4 -m 8",
+    "schedules draw zbv -p 4 -m 8",
+    "schedules draw 1f1b -p 8 -m 64",
+    "schedules draw 1f1b -p 4 -m 8 --replicas 2 --sharding zero3",
+    "schedules list",
+    "explain 20261122T222659",
+    "compare --across schedule",
+])  # fmt: skip
+def test_a_pipe_of_80_columns_gets_no_wider_line(words, places, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    with contextlib.chdir(places / "swept"):
+        lines = answered(words).splitlines()
+    assert lines
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_an_unknown_column_is_refused_before_anything_is_measured(places):
+    with contextlib.chdir(places / "bisected"):
+        for command in ("noise sweep.toml", "bisect a b sweep.toml", "sweep sweep.toml"):
+            done = CliRunner().invoke(app, [*command.split(), "--sort", "no_such"])
+            assert '--sort: unknown column "no_such"' in str(done.exception)
+    assert {"case", "ratio", "verdict"} <= {*columns_of("compare")()}
+
+
+def test_a_document_says_the_same_in_every_format():
+    rows = Rows.of_records(
+        [{"case": Written("a, b", "a\nb"), "loss": 2}, {"case": Written("a, b", "a\nb"), "loss": 1}]
+    )
+    result = Result(
+        [
+            Text("Mind <this>."),
+            Text(["one", "two"], "Listed"),
+            Table(rows, ["case", "loss"], grouped="case"),
+            Facts({"key": "value"}),
+            Code("ppbench ls", "go on with"),
+            Fold("More", [Picture("#")]),
+        ],
+        rows,
+        {"more": 1},
+    )
+    drawn = [*map(str.split, render(result, Format.table).splitlines())]
+    assert ["a", "2.0000"] in drawn
+    assert ["b", "1.0000"] in drawn
+    assert ["key", "value"] in drawn
+    assert "#" not in render(result, Format.table)
+    markdown = render(result, Format.markdown)
+    assert "Mind &lt;this>." in markdown
+    assert "go on with: `ppbench ls`" in markdown
+    assert "<details><summary>More</summary>\n\n```\n#\n```" in markdown
+    page = result._repr_html_()
+    assert "<p>Mind &lt;this&gt;.</p>" in page
+    assert "<summary>More</summary>" in page
+    ordered = json.loads(render(result, Format.json, View.of(None, "loss")))
+    assert ordered == {
+        "more": 1,
+        "rows": [{"case": "a, b", "loss": 1}, {"case": "a, b", "loss": 2}],
+    }
+    assert render(result, Format.csv, View.of(["loss"], None)) == "loss\n2\n1"
+    assert json.loads(render(Result(rows=Record({"a": [1]}), key=""), Format.json)) == {"a": [1]}
+
+
+@pytest.mark.parametrize("name", ["x.html", "x.md", "x.json", "x.csv"])
+def test_a_result_is_written_as_the_ending_of_its_file_says(name, places, tmp_path):
+    with contextlib.chdir(places / "axes"):
+        said = answered("ls --limit 1", "-o", str(tmp_path / name)).splitlines()[-1]
+    text = (tmp_path / name).read_text()
+    assert said.endswith(str(tmp_path / name))
+    assert text.startswith(
+        {"html": "<!doctype", "md": "| run", "json": "{"}.get(name[2:], "run_id")
+    )
