@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     RESULTS,
     MostTime,
@@ -26,7 +26,7 @@ from ppbench.display.tables import Table
 from ppbench.display.units import counted
 
 
-@answers(columns_of("backfill", "runs"))
+@answers(catalogue)
 def backfill(
     span: Annotated[
         str, typer.Argument(metavar="A..B", help="Commits: A, B and those between; HEAD~20..")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     RESULTS,
     MostTime,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ppbench.commits.bisect import BisectionResult
 
 
-@answers(columns_of("bisect", "runs"))
+@answers(catalogue)
 def bisect(
     good: Annotated[str, typer.Argument(metavar="GOOD", help="A commit before the change.")],
     bad: Annotated[str, typer.Argument(metavar="BAD", help="A commit after the change.")],

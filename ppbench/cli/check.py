@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppbench.cli.comparison import gated, rechecked
-from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     RESULTS,
     Budget,
@@ -56,7 +56,13 @@ Summary = Annotated[
 ]
 
 
-@answers(columns_of("check", "runs"))
+def _known() -> list[str]:
+    from ppbench.commits.saved import COLUMNS
+
+    return [*catalogue(), *COLUMNS]
+
+
+@answers(_known)
 def check(
     file: HeadsSweep = None,
     base: Base = None,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ppbench.cli.comparison import compared
-from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     REPORTS,
     RESULTS,
@@ -59,7 +59,7 @@ AllPairs = Annotated[
 ]
 
 
-@answers(columns_of("compare", "runs"))
+@answers(catalogue)
 def compare(
     names: Names = None,
     across: Axis = None,

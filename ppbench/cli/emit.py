@@ -129,17 +129,12 @@ def answers(
     return declare
 
 
-def columns_of(command: str, *tables: str) -> Callable[[], list[str]]:
-    """The columns that a command computes, and those of tables of the store."""
+def catalogue() -> list[str]:
+    """The columns of runs, and those that commands compute."""
+    from ppbench.store.columns import COMPUTED, TABLES
 
-    def known() -> list[str]:
-        from ppbench.store.columns import COMPUTED, TABLES
-
-        own = [columns for title, columns in COMPUTED.items() if f"`{command}`" in title]
-        every = [*(TABLES[name] for name in tables), *own]
-        return list(dict.fromkeys(column.name for columns in every for column in columns))
-
-    return known
+    every = [TABLES["runs"], *COMPUTED.values()]
+    return list(dict.fromkeys(column.name for columns in every for column in columns))
 
 
 def emit(

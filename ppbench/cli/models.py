@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import Command, Group
 from ppbench.console import note
 from ppbench.display.document import Block, Result, Text
@@ -30,7 +30,7 @@ COLUMNS = [
 
 
 @commands.command("check", cls=Command)
-@answers(columns_of("models check"))
+@answers(catalogue)
 def check(
     architectures: Annotated[
         list[str] | None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     RESULTS,
     MostTime,
@@ -23,7 +23,7 @@ from ppbench.display.rows import Rows
 from ppbench.display.tables import Table
 
 
-@answers(columns_of("noise", "runs"))
+@answers(catalogue)
 def noise(
     file: SweepFile,
     launches: Annotated[

@@ -14,26 +14,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from ppbench.console import wrapped
 from ppbench.errors import ExitCode, PpbenchError, fix_of, printable, system_problem
 
-RARELY = 50_000
-"""Threshold of the garbage collector: imported modules are no garbage, and looking through them
-again and again takes a tenth of a command's time."""
-_received: list[int] = []
-"""Signals; a library may swallow the exception that one raises, or raise another."""
+_received: list[int] = []  # signals; a library may swallow the exception that one raises
 
 
 def run(command: Callable[[], int]) -> NoReturn:
     """Run a command, which returns its exit code or raises SystemExit, and end the process."""
-    gc.set_threshold(RARELY)
+    gc.set_threshold(50_000)  # to look through imported modules takes a tenth of a command's time
     _received.clear()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    caught = [one for one in numbers if signal.getsignal(one) is not signal.SIG_IGN]  # by nohup
-    code: object = ExitCode.usage
-    said = ""
+    caught = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    caught -= {one for one in caught if signal.getsignal(one) is signal.SIG_IGN}  # by nohup
+    code, said = cast("object", ExitCode.usage), ""
     try:
         for number in caught:
             signal.signal(number, _interrupt)
@@ -47,18 +42,18 @@ def run(command: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         code = ExitCode.interrupted
     except PpbenchError as error:
-        cause, said, code = error.__cause__, str(error), error.exit_code
-        said += fix_of(cause.errno) if "; " not in said and isinstance(cause, OSError) else ""
+        cause, code = error.__cause__, error.exit_code
+        fix = fix_of(cause.errno) if isinstance(cause, OSError) and "; " not in str(error) else ""
+        said = f"error: {printable(str(error))}{fix}"
     except Exception as error:
-        said = system_problem(error) or ""
-        if not (said or _received):  # a bug of ppbench
+        if not _received and (problem := system_problem(error)) is not None:
+            said = f"error: {printable(problem)}"
+        elif not _received:  # a bug of ppbench
             sys.__excepthook__(type(error), error, error.__traceback__)
     for number in caught:
         signal.signal(number, lambda *_: os._exit(ExitCode.interrupted))
     if _received or code == ExitCode.interrupted:
-        said, code = "stopped", ExitCode.interrupted
-    elif said:
-        said = f"error: {printable(said)}"
+        said, code = said or "stopped", ExitCode.interrupted
     sys.stdout.flush()
     if said:
         print(wrapped(said, sys.stderr), file=sys.stderr, flush=True)
@@ -76,7 +71,6 @@ class _Stream(io.TextIOWrapper):
     """A standard stream that encodes any text, and drops it once its reader has gone."""
 
     def __init__(self, own: Any) -> None:
-        own.flush()
         is_by_line = own is sys.__stderr__ or own.isatty()
         super().__init__(own.buffer, own.encoding, "backslashreplace", line_buffering=is_by_line)
 
@@ -92,6 +86,6 @@ class _Stream(io.TextIOWrapper):
         except OSError as error:
             with open(os.devnull, "wb") as sink:  # noqa: PTH123
                 os.dup2(sink.fileno(), self.fileno())
-            if isinstance(error, ConnectionError):
-                return act() or 0
-            raise OSError(error.errno, error.strerror, "standard output") from error
+            if not isinstance(error, ConnectionError):
+                raise OSError(error.errno, error.strerror, "standard output") from error
+            return act() or 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import RESULTS, Run, StoredResults, check_exists
 from ppbench.config.case import Case
 from ppbench.console import note
@@ -185,7 +185,7 @@ def _plain(value: object) -> object:
     return value if is_plain or (isinstance(value, float) and math.isfinite(value)) else str(value)
 
 
-@answers(columns_of("compact"))
+@answers(catalogue)
 def compact(results: StoredResults = RESULTS) -> Result:
     """Merge the store's many small files into few large ones, which are read much faster."""
     import dataclasses

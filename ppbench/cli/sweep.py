@@ -12,7 +12,7 @@ import typer
 
 from ppbench.cli import completion
 from ppbench.cli.browser import Open, open_page
-from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     REPORTS,
     RESULTS,
@@ -69,7 +69,7 @@ ChosenLauncher = Annotated[
 
 
 @with_settings
-@answers(columns_of("", "runs"))
+@answers(catalogue)
 def sweep(
     file: SweepFile,
     results: Results = RESULTS,

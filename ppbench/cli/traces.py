@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.emit import answers, columns_of
+from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import RESULTS, Results
 from ppbench.cli.runs import listing
 from ppbench.console import note
@@ -49,7 +49,7 @@ Settings = Annotated[
 ]
 
 
-@answers(columns_of("", "runs"))
+@answers(catalogue)
 def import_traces(
     traces: Traces,
     name: Annotated[str, typer.Option("--name", help="Name of the run.")] = "imported",

@@ -41,6 +41,8 @@ class Outcome(StrEnum):
 
 
 _AGAIN = ("ratio", "difference", "verdict", "num_base", "num_head")
+COLUMNS = ("stated", "stated_verdict", *(f"again_{name}" for name in _AGAIN), "outcome")
+"""The columns of a recheck that no other command has."""
 _CODES = {
     Outcome.not_held: ExitCode.regression,
     Outcome.not_decided: ExitCode.insufficient,

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from ppbench.cli.app import app
-from ppbench.cli.emit import columns_of
+from ppbench.cli.emit import catalogue
 from ppbench.display.document import Code, Facts, Fold, Picture, Result, Text, render
 from ppbench.display.formats import Format
 from ppbench.display.rows import Record, Rows, View, Written, text_of
@@ -140,7 +140,7 @@ def test_an_unknown_column_is_refused_before_anything_is_measured(places):
         for command in ("noise sweep.toml", "bisect a b sweep.toml", "sweep sweep.toml"):
             done = CliRunner().invoke(app, [*command.split(), "--sort", "no_such"])
             assert '--sort: unknown column "no_such"' in str(done.exception)
-    assert {"case", "ratio", "verdict"} <= {*columns_of("compare")()}
+    assert {"case", "ratio", "verdict"} <= {*catalogue()}
 
 
 def test_a_document_says_the_same_in_every_format():
