@@ -46,6 +46,7 @@ def run(command: Callable[[], int]) -> NoReturn:
         fix = fix_of(cause.errno) if isinstance(cause, OSError) and "; " not in str(error) else ""
         said = f"error: {printable(str(error))}{fix}"
     except Exception as error:
+        code = ExitCode.usage
         if not _received and (problem := system_problem(error)) is not None:
             said = f"error: {printable(problem)}"
         elif not _received:  # a bug of ppbench

@@ -40,7 +40,7 @@ def test_a_run_shows_its_partition_and_what_each_stage_has_of_it(results):
 def test_a_variable_length_is_a_word_in_every_listing(results):
     for how in Format:
         assert "variable" in output_of(runs.list_runs, [], None, results, how=how)
-        assert "variable" in output_of(runs.show, "last", results, how)
+        assert "variable" in output_of(runs.show, "last", results, how=how)
     (row,) = json.loads(output_of(runs.list_runs, [], None, results, how=Format.json))["rows"]
     assert row["seq_len"] == "variable"
     (results / "v.toml").write_text("[grid]\nseq_len = [64, 'variable']")
