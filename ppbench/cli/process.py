@@ -1,7 +1,6 @@
 """Runs every command as a process: its streams, signals and exit code.
 
 a closed pipe        drops what is still printed; the command runs on to its own exit code
-a narrow encoding    gets escapes for what it cannot encode
 Ctrl-C, SIGTERM      unwind the command; the exit code is 130
 a system error       is one line with what, where and the fix; the exit code is 2
 """
@@ -85,8 +84,7 @@ class _Stream(io.TextIOWrapper):
         try:
             return act() or 0
         except OSError as error:
-            with open(os.devnull, "wb") as sink:  # noqa: PTH123
-                os.dup2(sink.fileno(), self.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if not isinstance(error, ConnectionError):
                 raise OSError(error.errno, error.strerror, "standard output") from error
             return act() or 0

@@ -27,7 +27,6 @@ ANSWERS = {
         for table in ("run", "stages", "ranks", "steps", "flight")
     ],
     "query": [("axes", "query 'SELECT run_id, [1, 2] AS two, error, tokens_per_s FROM runs'")],
-    "compact": [("history", "compact")],
     "sweep": [("axes", "sweep many.toml --dry-run")],
     "explain": [("swept", "explain 20261122T222659")],
     "stragglers": [("swept", "stragglers 20261122T222659")],
@@ -45,8 +44,8 @@ ANSWERS = {
     "schedules check": [("empty", "schedules check zbv -p 2 -m 4")],
     "env": [("empty", "env")],
 }
-MEASURING = {"plan", "noise", "models check", "import"}
-"""Each run of them measures or stores anew; `import` answers as `ls` does."""
+MEASURING = {"plan", "noise", "models check", "import", "compact"}
+"""Each run of them measures, or changes the store; `import` answers as `ls` does."""
 CASES = [pytest.param(*one, id=one[1]) for answers in ANSWERS.values() for one in answers]
 
 
