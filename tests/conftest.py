@@ -20,6 +20,7 @@ hypothesis.settings.register_profile("unhurried", deadline=None)  # others may k
 hypothesis.settings.load_profile("unhurried")
 
 os.environ.pop("COLUMNS", None)  # text for a pipe is as wide as it is, unless a test says so
+os.unsetenv("COLUMNS")  # readline, which pytest imports, sets it for processes alone
 LONGEST = (
     "test_real_repository",
     "test_supervisor",
