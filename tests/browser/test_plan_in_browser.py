@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, assert_sound, keep, needs_browser
+from screens import DESK, PHONE, keep, needs_browser
 
 from ppbench.cli import schedules as planning
 
@@ -33,10 +33,6 @@ def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Tab:
     assert opened.evaluate(DRAWN)
     keep(opened, f"plan-{width}-{scheme}")
     return opened
-
-
-def test_the_page_has_no_error_requests_nothing_and_fits(tab: Tab, page: Path) -> None:
-    assert_sound(tab, page)
 
 
 def test_the_title_and_the_facts_say_that_it_is_planned(tab: Tab) -> None:
