@@ -174,7 +174,7 @@ def test_answers_of_every_kind_can_be_printed(demo):
         "true b, 'x' AS step_ns, {'k': [0.1]} s, 1/3 AS third"
     )
     for how in Format:
-        shown = output_of(answer_to, text, demo.folder, how)
+        shown = output_of(answer_to, text, demo.folder, how=how)
         assert "2026-01-01" in shown
         assert "step_ns" in shown
         assert "0.3333333333333333" in shown
