@@ -14,6 +14,7 @@ noticed, and then the whole module is built before anything is dropped: right be
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import os
 import random
@@ -303,17 +304,25 @@ def check_hooks(name: str, hooked: Collection[str], shared: list[SharedWeight]) 
 
 
 def find_factory(name: str) -> Callable[[], nn.Module]:
-    """The callable of `package.module:factory`. Raises ModelError when there is none."""
+    """The callable of `package.module:factory`. Raises ModelError when there is none.
+
+    Modules of the working directory are found too.
+    """
     module_name, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:  # noqa: PTH109  # as `python -m` does; torchrun may not
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     try:
-        found = getattr(importlib.import_module(module_name), attribute, None)
+        module = importlib.import_module(module_name)
     except Exception as error:
         message = f'"{name}": cannot import {module_name}: {type(error).__name__}: {error}'
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name:
+            message += "; it is looked for in the working directory and among installed packages"
         raise ModelError(message) from error
+    found = getattr(module, attribute, None)
     if not callable(found):
-        raise ModelError(f'"{name}": {module_name} has no callable "{attribute}"')
+        close = difflib.get_close_matches(attribute, vars(module), n=1)
+        hint = f'; did you mean "{close[0]}"?' if close else ""
+        raise ModelError(f'"{name}": {module_name} has no callable "{attribute}"{hint}')
     called: Callable[[], nn.Module] = found
     return called
 

@@ -19,10 +19,7 @@ from ppbench.display.units import is_missing
 from ppbench.run.machine.environment import fingerprint_here
 from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 
-SETTINGS = tuple(
-    f"measure_{name}"
-    for name in ("warmup_steps", "max_warmup_steps", "steps", "block", "verify", "profile_steps")
-)
+SETTINGS = tuple(Measure().of_figures())
 """The measurement settings that figures depend on."""
 MEASURED_ALIKE = ("case_id", "fingerprint", *SETTINGS)
 """The columns that must be equal for figures to compare."""
@@ -79,7 +76,7 @@ def keys_of(runs: pd.DataFrame) -> list[Key]:
 
 def key_of(case: Case, measure: Measure) -> Key:
     """The values of `MEASURED_ALIKE` of a case on this machine, as text."""
-    measured = (getattr(measure, name.removeprefix("measure_")) for name in SETTINGS)
+    measured = measure.of_figures().values()
     threads = case.launch_threads_per_rank
     fingerprint = fingerprint_here(case.device, case.num_processes, threads)
     return (case.case_id, fingerprint, *map(str, measured))

@@ -81,11 +81,11 @@ def measure_until_decided(
         counts.append(num_launches)
         looks = Looks(tuple(counts), affordable)
         comparison = compared(looks)
-        if len(counts) == 1 and num_rounds and num_launches < most_launches:
-            most = duration(round_s * (most_launches - num_launches))
+        if len(counts) == 1 and num_rounds and num_launches < affordable:
+            most = duration(round_s * (affordable - num_launches))
             say(
                 f"one launch of both sides takes about {duration(round_s)}: at most {most} more "
-                f"for {most_launches}"
+                f"for {affordable}"
             )
         changes = [line.change for line in comparison.lines if line.metric.name in metrics]
         num_decided = sum(change.is_decided for change in changes)

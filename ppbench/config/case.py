@@ -419,7 +419,17 @@ class Measure:
         """Column -> value, in the order of the fields."""
         return {f"measure_{f.name}": getattr(self, f.name) for f in dataclasses.fields(self)}
 
+    def of_figures(self) -> dict[str, Scalar]:
+        """Column -> value of those that a run's figures depend on."""
+        return {
+            column: value
+            for column, value in self.settings().items()
+            if column.removeprefix("measure_") not in _OF_NO_FIGURE
+        }
 
+
+_OF_NO_FIGURE = ("launches", "budget", "resolution", "timeout_s", "retry", "order_seed")
+"""Fields of `Measure` that say how many runs there are, and not how one is measured."""
 Planned = tuple[Case, Measure]
 
 

@@ -184,14 +184,21 @@ def _model(value: str) -> str | None:
         return f"./{value}"
     if _FACTORY.fullmatch(value) or _is_folder(value):
         return value
+    if _is_there(f"{value}.py", Path.is_file):
+        fix = f'for a function of this folder\'s {value}.py write "{value}:FUNCTION"'
+        raise ValueError(f"unknown model {brief(value)}; {fix}")
     if "/" in value or value in (".", ".."):
         raise ValueError(f"no such folder: {brief(value)} (relative to the working directory)")
     return None
 
 
 def _is_folder(name: str) -> bool:
+    return name != "" and _is_there(name, Path.is_dir)
+
+
+def _is_there(name: str, is_such: Callable[[Path], bool]) -> bool:
     try:
-        return name != "" and Path(name).is_dir()
+        return is_such(Path(name))
     except (OSError, ValueError):  # a name too long, or with a null byte
         return False
 
@@ -273,16 +280,17 @@ def seconds_of(budget: str) -> float:
     return 0.0 if match is None else float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def share(most: float) -> Kind:
-    """Fractions, or percentages such as "2%"; a fraction then."""
+def share(most: float, least: float = 0.0) -> Kind:
+    """Fractions between two bounds, or percentages such as "2%"; a fraction then."""
 
     def read(value: object) -> float | None:
         percent = _PERCENT.fullmatch(value) if isinstance(value, str) else None
         fraction = float(percent[1]) / 100 if percent else value
-        is_right = type(fraction) in (int, float) and 0 <= fraction <= most  # type: ignore[operator]
+        is_right = type(fraction) in (int, float) and least <= fraction <= most  # type: ignore[operator]
         return float(fraction) if is_right else None  # type: ignore[arg-type]
 
-    return Kind(f'a fraction such as "2%" or 0.02, between 0 and {100 * most:.0f} %', read)
+    bounds = f"between {100 * least:g} and {100 * most:g} %"
+    return Kind(f'a fraction such as "2%" or 0.02, {bounds}', read)
 
 
 NO_KEY = Kind("no key of a sweep file", lambda _: None)
@@ -294,7 +302,7 @@ SEED = whole(0, 2**63 - 1)
 POSITIVE = number("above 0", lambda value: value > 0)
 NOT_NEGATIVE = number("of at least 0", lambda value: value >= 0)
 BELOW_ONE = number("from 0 to below 1", lambda value: 0 <= value < 1)
-RESOLUTION = number("from 0.001 to 0.5", lambda value: 0.001 <= value <= 0.5)
+RESOLUTION = share(0.5, least=0.001)
 SCHEDULE = named(
     "schedule",
     f'the name of a schedule, "{AUTO}" or "{CSV_PREFIX}PATH"',

@@ -89,11 +89,18 @@ def read_share(option: str, value: str | float) -> float:
 
 @dataclass(frozen=True)
 class Given:
-    """A value that a file gives for a key, and where; or that `--set` gives."""
+    """A value that a file gives for a key, and where; or that an option gives."""
 
     value: object
     place: Place
     is_set_here: bool = False
+
+
+def _option_of(given: Given) -> str:
+    """The option that set a value: `--set`, or the one that is short for it."""
+    key = next(step for step in reversed(given.place) if isinstance(step, str))
+    declared = SETTINGS[key]
+    return f"--{declared.field.replace('_', '-')}" if declared.metavar else "--set"
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ class SweepText:
 
     def error(self, given: Given, problem: str) -> SweepFileError:
         if given.is_set_here:
-            return SweepFileError("--set", None, text_of(given.place), problem)
+            return SweepFileError(_option_of(given), None, text_of(given.place), problem)
         return self.source.error(given.place, problem)
 
     def checked(self, key: str, given: Given) -> Any:
@@ -140,7 +147,7 @@ class SweepText:
         decisive = [given for other in others if (given := self.find(other)) is not None]
         in_file = next((given.place for given in decisive if not given.is_set_here), None)
         if in_file is None and decisive:
-            return SweepFileError("--set", None, key, problem)
+            return SweepFileError(_option_of(decisive[0]), None, key, problem)
         line = None if in_file is None else self.source.line_of(in_file)
         return SweepFileError(self.source.file, line, key, problem)
 

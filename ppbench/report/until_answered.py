@@ -82,7 +82,7 @@ class UntilAnswered:
                 f"stopped after {counted(num_launches, 'launch')}: another takes about "
                 f"{duration(next_s)}, and {duration(self._budget.left_s)} of the budget are left"
             )
-            if num_launches < FEWEST_LAUNCHES:
+            if num_launches < FEWEST_LAUNCHES and len(wanted) > 1:
                 self.stop += f"; an answer needs {FEWEST_LAUNCHES} launches: raise the budget"
             self._say(self.stop)
             return frozenset()
@@ -93,11 +93,13 @@ class UntilAnswered:
 def seconds_of_last_launch(runs: pd.DataFrame) -> float:
     """How long the last launch took from its first case on.
 
-    The start of its processes is left out: only the first launch of a command imports anything.
+    The start of its processes is left out, as only the first launch of a command imports anything,
+    and so are verifications, which later launches do not repeat.
     """
     last = runs[runs["launch"] == runs["launch"].max()]
     ends = pd.to_datetime(last["created_at"], utc=True, format="ISO8601")
-    return float((ends.max() - min(map(begun_at, last["run_id"]))).total_seconds())
+    took_s = float((ends.max() - min(map(begun_at, last["run_id"]))).total_seconds())
+    return took_s - float(last["verification_s"].sum())
 
 
 def open_cases(judged: Judged) -> frozenset[str]:

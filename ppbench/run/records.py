@@ -284,6 +284,7 @@ def write_result(
         "status": status,
         "verified": result.verified.how,
         "verified_difference": result.verified.difference,
+        "verification_s": result.verified.seconds,
         "tokens_per_step": int(num_tokens.median()),
         "num_warmup_steps": len(result.warmup_step_ns),
         "warmup_step_ns": json.dumps(result.warmup_step_ns),

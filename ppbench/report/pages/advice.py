@@ -97,7 +97,7 @@ def more_launches(change: Change, runs: pd.DataFrame, command: str) -> tuple[str
 
 def too_small(changes: Sequence[Change], most: int) -> str:
     """Say that no sensible number of launches decides these changes, and what to do instead."""
-    return f"Throughput decides it {beyond_reach(changes, most)}; choose by memory instead."
+    return f"Throughput decides it {beyond_reach(changes, most)}; take either, or choose by memory."
 
 
 def _most(runs: pd.DataFrame) -> int:

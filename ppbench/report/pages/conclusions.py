@@ -395,7 +395,7 @@ def _why(judgement: Judgement) -> str:
     if lost > 1:  # hundreds of percent say nothing of a case
         could = "could be more than twice as fast, for all that launches say"
         return f"{_or(names[:MOST_NAMED], 'or')} {could}"
-    could = f"could be faster by up to {written(lost, '.1f', '%', 100)}"
+    could = f"could be faster by up to {written(lost, '.1f', '%', 100)} (at 99 %)"
     return f"{_or(names[:MOST_NAMED], 'or')} {could}"
 
 

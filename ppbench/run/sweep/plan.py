@@ -182,11 +182,7 @@ def items_of(sweep: Sweep, commit: Commit | None) -> tuple[PlannedRun, ...]:
         of_runtime = runtime_code(case.runtime)
         return _short_hash(
             case.case_id,
-            measure.warmup_steps,
-            measure.max_warmup_steps,
-            measure.steps,
-            measure.verify,
-            measure.profile_steps,
+            measure.of_figures(),
             launch,
             tracked,
             fingerprint_here(case.device, case.num_processes, case.launch_threads_per_rank),

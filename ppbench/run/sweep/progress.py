@@ -169,7 +169,7 @@ def describe(item: PlannedRun, axes: tuple[str, ...]) -> str:
     usual = ("schedule", "world_size", *(("replicas",) if item.case.replicas > 1 else ()))
     words = [axis_text(axis, settings[axis]) for axis in axes or usual]
     if item.measure.budget:
-        words.append(f"launch {item.launch + 1}")
+        words.append(f"launch {item.launch}")
     elif item.measure.launches > 1:
         words.append(f"launch {item.launch} (0 to {item.measure.launches - 1})")
     return ", ".join(words)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,11 +87,13 @@ def verify(
         key = key_of(case, program)
         return key, read_record(results, key)
 
+    began_s = time.monotonic()
     with own_torch_numbers():
         key, known = broadcast(look_up)
         if known is not None:
             verified = Verified(**known)
-            return dataclasses.replace(verified, how=f"{verified.how} (before, on this machine)")
+            how = f"{verified.how} (before, on this machine)"
+            return dataclasses.replace(verified, how=how, seconds=0.0)
         failures: list[str] = []
         for way in _ways(case, is_full=measure.verify):
             try:
@@ -108,7 +111,8 @@ def verify(
                     failures.clear()  # it runs in this way
                     break
             else:
-                verified = Verified(_in_words(case, way, compared), compared[0].difference)
+                how, passed_s = _in_words(case, way, compared), time.monotonic() - began_s
+                verified = Verified(how, compared[0].difference, passed_s)
                 if key and dist.get_rank() == 0:
                     write_record(results, key, dataclasses.asdict(verified))
                 return verified
@@ -119,7 +123,7 @@ def verify(
         )
     if measure.verify:
         raise InexactError(f"measure.verify: the run cannot be verified: {reason}")
-    return Verified(f"no: {reason}")
+    return Verified(f"no: {reason}", seconds=time.monotonic() - began_s)
 
 
 def _ways(case: Case, *, is_full: bool) -> Iterator[Case]:

@@ -36,6 +36,7 @@ class Verified:
 
     how: str
     difference: float | None = None  # the largest, relative
+    seconds: float = 0.0  # that it took in this run
 
 
 NOT_VERIFIED = Verified("no: nothing has been compared")

@@ -105,7 +105,7 @@ def test_a_lead_that_no_sensible_number_of_launches_would_show_is_left_to_memory
     sentence = answer(
         launches(AFAB, [900.0, 1000.0, 1110.0]) + launches(OTHER, [890.0, 1001, 1120])
     )
-    assert sentence.advice.endswith("choose by memory instead.")
+    assert sentence.advice.endswith("take either, or choose by memory.")
     assert sentence.command == ""
 
 
@@ -114,7 +114,7 @@ def test_a_resolution_below_what_the_machine_shows_is_said() -> None:
     rows = launches(AFAB, speeds[0], measure_resolution=0.001)
     sentence = answer(rows + launches(OTHER, speeds[1], measure_resolution=0.001))
     assert ": so many show " in sentence.advice
-    assert "on this machine, and the resolution is 0.1 %; choose by memory" in sentence.advice
+    assert "on this machine, and the resolution is 0.1 %; take either, or choose" in sentence.advice
 
 
 def test_cases_that_memory_does_not_hold_at_once_are_said_to_share_no_rounds() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ppbench.config.case import Measure, settings_in
 from ppbench.config.reader import read_sweep
 from ppbench.run.sweep.plan import Choice, plan_sweep
 from ppbench.store import Store
@@ -49,10 +50,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def key_in(folder):
-    """The resume key of the sweep's only run, as one session of Python plans it."""
-    sweep = read_sweep(folder / "sweep.toml", [], "cpu")
-    (item,) = plan_sweep(sweep, Store(folder / "results"), Choice()).items
+def key_in(folder, *overrides):
+    """The resume key of the sweep's first run, as one session of Python plans it."""
+    sweep = read_sweep(folder / "sweep.toml", overrides, "cpu")
+    item, *_ = plan_sweep(sweep, Store(folder / "results"), Choice()).items
     return item.resume_key
 
 
@@ -70,3 +71,28 @@ def test_an_edited_file_that_the_factory_does_not_import_is_not(folder):
     before = key_in(folder)
     (folder / "not_imported.py").write_text("x = 2\n")
     assert key_in(folder) == before
+
+
+IS_HOW_IT_IS_MEASURED = {
+    "warmup_steps=4": True,
+    "max_warmup_steps=9": True,
+    "steps=11": True,
+    "block=5": True,
+    "verify=true": True,
+    "profile_steps=1": True,
+    "launches=2": False,
+    "budget=9m": False,
+    "resolution=0.1": False,
+    "timeout_s=60": False,
+    "retry=1": False,
+    "order_seed=1": False,
+}
+
+
+def test_a_run_that_is_measured_in_another_way_is_another_one(folder):
+    every = {declared.field for declared in settings_in(Measure)}
+    assert {one.partition("=")[0] for one in IS_HOW_IT_IS_MEASURED} == every
+    preset = 'model.preset="llama-tiny"'
+    before = key_in(folder, preset)
+    for assignment, is_another in IS_HOW_IT_IS_MEASURED.items():
+        assert (key_in(folder, preset, f"measure.{assignment}") != before) is is_another, assignment
