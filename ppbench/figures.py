@@ -41,6 +41,8 @@ _COLORS = {  # of the paper, the ink, quiet text and lines
     Theme.dark: ("#15171a", "#e6e8ea", "#9ba2ab", "#2d3136"),
 }
 _MOST_COLUMNS, _LINE = 4, 32
+_PANEL_PX = 240
+"""The least width of a panel beside others."""
 _LEGEND_PX, _TITLE_LINE_PX, _BETWEEN_PX = 40, 15, 90
 
 
@@ -153,11 +155,14 @@ def draw(
     results: Results,
     runs: str | Sequence[str] | None = None,
     theme: str = "light",
+    *,
+    width: int | None = None,
     **options: object,
 ) -> go.Figure:
     """Draw the figure of a name, for the named runs or for all; `options` are for `timeline`.
 
-    Raises UsageError.
+    Panels stand beside each other as far as a width of so many CSS pixels has room for them. Raises
+    UsageError.
     """
     check_name(name)
     if options and name != "timeline":
@@ -166,7 +171,7 @@ def draw(
         raise UsageError(f"{given}: only for the figure timeline, not for {name}")
     if name in OF_RUNS:
         return OF_RUNS[name](results, runs, theme, **options)
-    return OF_CASES[name](results if runs is None else results.named(runs), theme)
+    return _of_cases(name, results if runs is None else results.named(runs), theme, width)
 
 
 def check_name(name: str) -> None:
@@ -200,18 +205,18 @@ def _measured(results: Results) -> pd.DataFrame:
     return measured
 
 
-def _of_cases(name: str, results: Results, theme: str) -> go.Figure:
+def _of_cases(name: str, results: Results, theme: str, width: int | None = None) -> go.Figure:
     runs, chart = _measured(results), CHARTS[name]
     drawing = chart.draw(Measured.of(results.store, runs, varying_axes(runs)))
     if drawing is None:
         raise UsageError(f"none of the {len(results)} runs has {chart.needs}; nothing to draw")
-    return _styled(_composed(drawing), theme)
+    return _styled(_composed(drawing, width), theme)
 
 
-def _composed(drawing: Drawing) -> go.Figure:
+def _composed(drawing: Drawing, width: int | None = None) -> go.Figure:
     """The panels of a drawing in one figure."""
-    num = len(drawing.panels)
-    columns = min(num, _MOST_COLUMNS // 2 if drawing.row_px else _MOST_COLUMNS)
+    num, panel_px = len(drawing.panels), 2 * _PANEL_PX if drawing.row_px else _PANEL_PX
+    columns = min(num, max(1, (width or _MOST_COLUMNS * _PANEL_PX) // panel_px))
     rows = math.ceil(num / columns)
     titles = ["<br>".join(textwrap.wrap(panel["title"], _LINE)) for panel in drawing.panels]
     row_px = drawing.height + _TITLE_LINE_PX * max(title.count("<br>") for title in titles)

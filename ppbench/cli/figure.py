@@ -64,6 +64,6 @@ def figure(
     chosen = Chosen(store, store.every_run() if runs else store.last_sweep().runs)
     options = {"step": step, "planned": planned, "path": path}
     given = {name: value for name, value in options.items() if value}
-    drawing = figures.draw(name, chosen, runs or None, theme, **given)
+    drawing = figures.draw(name, chosen, runs or None, theme, width=width, **given)
     write_file(output, [drawn(drawing, suffix, Size(width, height, scale))])
     print_path(output)

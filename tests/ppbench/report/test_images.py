@@ -96,6 +96,8 @@ def test_panels_of_one_scale_stand_side_by_side_below_one_legend(demo: Store) ->
     assert layout.xaxis.domain[1] < layout.xaxis2.domain[0]
     assert layout.yaxis.domain == layout.yaxis2.domain
     assert layout.yaxis2.matches == "y"
+    narrow = ppbench.figures.draw("throughput", Results(demo, runs), width=400).layout
+    assert narrow.xaxis.domain == narrow.xaxis2.domain  # one below the other
     pareto = ppbench.figures.pareto(Results(demo, runs))
     names = [trace.name for trace in pareto.data if trace.showlegend]
     assert len(names) == len(set(names)) >= 4
