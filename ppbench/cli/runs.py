@@ -226,14 +226,16 @@ def _details(details: RunDetails) -> list[Block]:
     if failed:  # what each rank was doing, and the whole error if it has more lines
         from ppbench.run.failures.post_mortem import in_words
 
-        error = str(row["error"] or "no error was recorded").strip()
-        where = "" if row["error_rank"] is None else f" at rank {row['error_rank']}"
-        blocks.append(Text(f"{row['status']}{where}: {first_line(error)}"))
+        error, rank = str(row["error"] or "no error was recorded").strip(), row["error_rank"]
+        first = first_line(error)
+        where = "" if rank is None or f"rank {rank}" in first else f" at rank {rank}"
+        blocks.append(Text(f"{row['status']}{where}: {first}"))
         if not details.flight.empty:
             ranks = in_words(details.flight)
             blocks.append(Table(Rows.of(ranks), list(map(str, ranks))))
-        if error != first_line(error):
-            blocks.append(Code(error))
+        whole, _, more = error.partition("\n")
+        if rest := more if first == whole.rstrip() else error:
+            blocks.append(Code(rest))
     hidden = {
         *BULKY,
         "is_seq_len_variable",

@@ -60,7 +60,7 @@ def test_a_failed_run_shows_first_how_it_failed_and_what_each_rank_was_doing(fai
     shown = output_of(runs.show, "last", failed, how=Format.table)
     first, *lines = shown.splitlines()
     assert first == (
-        "timeout at rank 1: rank 1 is stopped (SIGSTOP or a debugger) in 1B0 of step 1, since "
+        "timeout: rank 1 is stopped (SIGSTOP or a debugger) in 1B0 of step 1, since "
         "10.0 s; rank 0 waits for it"
     )
     cells = [line.split() for line in lines]
