@@ -125,7 +125,8 @@ def stop_text(stopped: Stopped) -> str:
     looks = stopped.looks
     num = f"{counted(looks.last, 'launch')} of each side"
     level, most = (f"{share:.2%}".replace("%", " %") for share in (looks.spent(LEVEL), LEVEL))
-    spent = f"{counted(len(looks.counts), 'look')}; {level} of {most} spent on false claims"
+    chance = f"{level} chance of a false claim so far, {most} at most"
+    spent = f"{counted(len(looks.counts), 'look')}; {chance}"
     if stopped.is_decided:
         return f"stopped: decided after {num} ({spent})"
     why = f"--max-launches {looks.most} reached"

@@ -18,10 +18,10 @@ def test_the_end_says_how_many_looks_it_took_and_what_they_spent():
     planned, level = tuple(range(3, 13)), f"{LEVEL:.2%}".replace("%", " %")
     first = stop_text(Stopped(Looks(planned[:1], 12), is_decided=True))
     assert first.startswith("stopped: decided after 3 launches of each side (1 look; 0.")
-    assert first.endswith(f" % of {level} spent on false claims)")
+    assert first.endswith(f" % chance of a false claim so far, {level} at most)")
     last = stop_text(Stopped(Looks(planned, 12), is_decided=False))
     reached = "stopped: --max-launches 12 reached, and not decided"
-    assert last == f"{reached} (10 looks; {level} of {level} spent on false claims)"
+    assert last == f"{reached} (10 looks; {level} chance of a false claim so far, {level} at most)"
 
 
 @dataclass(frozen=True)
