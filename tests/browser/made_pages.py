@@ -145,7 +145,7 @@ def plan_page(folder: Path) -> Path:
 
 def planned_page(folder: Path) -> Path:
     """The simulated step of a schedule."""
-    planning.draw("zbv", 4, 8, html=folder / "page.html")
+    planning.draw("zbv", 4, 8, output=folder / "page.html")
     return folder / "page.html"
 
 

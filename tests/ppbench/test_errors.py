@@ -137,8 +137,8 @@ def flooded(tmp_path):
 
 def test_an_error_is_bounded_and_printable_wherever_it_is_shown(flooded):
     folder, run_id = flooded
-    texts = [output_of(show, run_id, folder, how) for how in Format]
-    texts += [output_of(list_runs, [], None, folder, how) for how in Format]
+    texts = [output_of(show, run_id, folder, how=how) for how in Format]
+    texts += [output_of(list_runs, [], None, folder, how=how) for how in Format]
     for how in (ExportFormat.csv, ExportFormat.markdown):
         texts.append(output_of(export, how, [run_id], None, None, folder))
     page = report_runs(Store(folder), [run_id], folder / "page.html", folder / "reports")

@@ -24,7 +24,7 @@ facts = dict(num_layers=6, max_positions=512, vocab_size=300, num_parameters=1,
              tokenizer_size=None, problem=None)
 print(json.dumps([facts for one in json.load(sys.stdin)]))
 """
-LOCATED = re.compile(r"sweep\.toml:\d+: |--[a-z-]+: ")
+LOCATED = re.compile(r"sweep\.toml:\d+: |--[a-z-]+")
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ BEGAN = pd.Timestamp("2026-11-26T12:00:00Z")
 class World:
     """Launches whose cases have true speeds; each start and each round adds its own."""
 
-    def __init__(self, speeds, budget_s=600.0, seed=0, deviation=0.003, start_s=0.0):
+    def __init__(self, speeds, budget_s=600.0, seed=0, deviation=0.003, start_s=0.0, verify_s=0.0):
         self.speeds, self._draw, self._deviation = speeds, np.random.default_rng(seed), deviation
         self.now_s, self.rows, self.said, self.launched = 0.0, [], [], []
-        self._budget, self._start_s = f"{budget_s:.0f}s", start_s
+        self._budget, self._start_s, self._verify_s = f"{budget_s:.0f}s", start_s, verify_s
         cases = tuple((case, Measure()) for case in speeds)
         sweep = Sweep("w", "w.toml", cases, ("schedule",))
         self.policy = UntilAnswered(
@@ -43,7 +43,8 @@ class World:
             self.launched.append({case.schedule for case in self.speeds if case.case_id in wanted})
             self.now_s += 0.0 if number else self._start_s
             begun_at = BEGAN + pd.Timedelta(seconds=self.now_s)
-            self.now_s += LAUNCH_S
+            verified_s = 0.0 if number else self._verify_s
+            self.now_s += LAUNCH_S + verified_s * len(wanted)
             for case, speed in self.speeds.items():
                 if case.case_id in wanted:
                     own = speed * self._draw.lognormal(0, self._deviation)
@@ -51,6 +52,7 @@ class World:
                     rounds = {"round": list(range(8)), "tokens_per_s": turns.tolist()}
                     more = {"process_start": str(number), "rounds": json.dumps(rounds)}
                     more["measure_budget"] = self._budget
+                    more["verification_s"] = verified_s
                     more["created_at"] = str(BEGAN + pd.Timedelta(seconds=self.now_s))
                     run_id = f"{begun_at:%Y%m%dT%H%M%S}000-{case.schedule}"
                     speed_of_run = float(np.median(turns))
@@ -97,7 +99,9 @@ def test_no_launch_is_begun_that_the_budget_does_not_hold():
 
 
 def test_the_first_start_says_nothing_of_how_long_further_launches_take():
-    world = World({AFAB: 1000.0, OTHER: 1005.0}, budget_s=55.0, deviation=0.03, start_s=20.0).run()
+    speeds, budget = {AFAB: 1000.0, OTHER: 1005.0}, {"budget_s": 55.0, "deviation": 0.03}
+    assert len(World(speeds, **budget, verify_s=10.0).run().launched) == 3
+    world = World(speeds, **budget, start_s=20.0).run()
     assert len(world.launched) == 3
     assert "another takes about 0:10, and 0:05 of the budget are left" in world.policy.stop
 
