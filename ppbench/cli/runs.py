@@ -234,8 +234,8 @@ def _details(details: RunDetails) -> list[Block]:
             ranks = in_words(details.flight)
             blocks.append(Table(Rows.of(ranks), list(map(str, ranks))))
         whole, _, more = error.partition("\n")
-        if rest := more if first == whole.rstrip() else error:
-            blocks.append(Code(rest))
+        if below := more if first == whole.rstrip() else error:
+            blocks.append(Code(below))
     hidden = {
         *BULKY,
         "is_seq_len_variable",
