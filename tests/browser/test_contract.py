@@ -14,9 +14,13 @@ from screens import DESK, PHONE, assert_sound, keep, needs_browser
 pytestmark = needs_browser
 LAPTOP = 1024
 PAPER_PX = 688  # of A4, between its margins
-SCREENS = ((DESK, "light"), (PHONE, "dark"), (LAPTOP, "dark"), (DESK, "dark"), (PHONE, "light"))
-NUM_ORDINARY = 2
-"""The screens that are looked at unless all of them are (`--thorough`)."""
+SCREENS = (
+    *((DESK, "light"), (PHONE, "dark")),
+    *(
+        pytest.param(screen, marks=pytest.mark.thorough)
+        for screen in ((LAPTOP, "dark"), (DESK, "dark"), (PHONE, "light"))
+    ),
+)
 MOST_BYTES = 1_200_000
 """Of a page without plotly's own code."""
 LOOK = """
@@ -81,11 +85,9 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return KINDS[request.param](tmp_path_factory.mktemp("kind"))
 
 
-@pytest.fixture(params=range(len(SCREENS)), ids=lambda n: f"{SCREENS[n][0]}-{SCREENS[n][1]}")
+@pytest.fixture(params=SCREENS, ids=lambda screen: f"{screen[0]}-{screen[1]}")
 def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Iterator[Tab]:
-    if request.param >= NUM_ORDINARY and not request.config.getoption("--thorough"):
-        pytest.skip("one of the screens that --thorough looks at")
-    width, scheme = SCREENS[request.param]
+    width, scheme = request.param
     tab = Tab(browser, page, width, scheme, LOOK)
     tab.evaluate("drawAll()")
     yield tab
