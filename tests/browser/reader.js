@@ -16,7 +16,7 @@ const textBoxes = () => {
     if (!node.data.trim() || /^(SCRIPT|STYLE)$/.test(parent.tagName) || !seen(parent)) continue;
     const range = document.createRange();
     range.selectNodeContents(node);
-    const edge = parent.closest("pre")?.getBoundingClientRect().right ?? Infinity;  // it scrolls
+    const edge = parent.closest("pre, .tl-title")?.getBoundingClientRect().right ?? Infinity;  // it scrolls, or is cut
     for (const { left, right: end, top, bottom } of range.getClientRects()) {
       const [less, right] = [Math.min(4, (bottom - top) / 4), Math.min(end, edge)];
       if (right - left > 1 && bottom - top > 4) {
