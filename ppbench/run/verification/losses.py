@@ -54,27 +54,18 @@ _WAYS = (
 _WAYS_OF = ("emulated_", "launch_", "sharding_", "transfer_")
 
 
-def training_of(case: Case) -> dict[str, object]:
-    """The settings that decide what is trained: runs that have the same ones have the same losses.
+def key_of_training(case: Case) -> str:
+    """Return the key of what is trained, but for how many microbatches a step has.
 
-    What depends on the order of microbatches alone, such as dropout, is not in them.
+    It stands for settings, model, text, and our code. Steps of more microbatches begin with those
+    of fewer, so runs of one key have the same losses of the microbatches that they share. What
+    depends on the order of microbatches alone, such as dropout, is not in it.
     """
-    training: dict[str, object] = {
+    training = {
         name: value
         for name, value in case.settings().items()
         if name not in _WAYS and not name.startswith(_WAYS_OF)
     }
-    return {**training, "num_microbatches": case.replicas * case.num_microbatches}
-
-
-def key_of_training(case: Case) -> str:
-    """Return the key of all that decides what is trained: settings, model, text, and our code."""
-    return key_of_facts(case, training_of(case), hashes_of_text(case.data_source))
-
-
-def key_of_microbatches(case: Case) -> str:
-    """Return the key of trainings whose first steps begin with the same microbatches."""
-    training = {**training_of(case), "num_microbatches": None}
     return key_of_facts(case, training, hashes_of_text(case.data_source))
 
 
@@ -93,7 +84,8 @@ def check_last_loss(
     """
     case, num_steps = item.case, item.measure.warmup_steps + item.measure.steps
     machine = fingerprint_here(case.device, 1, case.launch_threads_per_rank)
-    key = f"last-{training}-{num_steps}-{machine}"
+    num_microbatches = case.replicas * case.num_microbatches
+    key = f"last-{training}-{num_microbatches}-{num_steps}-{machine}"
     known = read_record(results, key)
     if known is not None:
         of = f"the engine's run {known['run_id']}, which {file_of_record(results, key)} has,"

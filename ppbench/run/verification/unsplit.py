@@ -27,16 +27,16 @@ from ppbench.run.verification.record import read_record, write_record
 
 
 def first_loss(
-    results: Path, key: str, config: TrainerConfig, device: torch.device
+    results: Path, training: str, config: TrainerConfig, device: torch.device
 ) -> float | None:
     """Return the first step's mean loss per token; `config` is the one agreed on.
 
-    `key` stands for all that decides a microbatch's loss (`losses.key_of_microbatches`). None where
-    there is no room to compute it, and for a model that draws random numbers, as dropout does, or
-    whose forwards change its buffers, as a power iteration does: its loss depends on the order in
-    which a rank computes its microbatches, which differs between schedules.
+    `training` is its key (`losses.key_of_training`). None where there is no room to compute it, and
+    for a model that draws random numbers, as dropout does, or whose forwards change its buffers, as
+    a power iteration does: its loss depends on the order in which a rank computes its microbatches,
+    which differs between schedules.
     """
-    key, num = f"first-{key}", config.replicas * config.data.num_microbatches
+    key, num = f"first-{training}", config.replicas * config.data.num_microbatches
     known = read_record(results, key) or {"sums": []}
     sums: list[tuple[float, int]] | None = known["sums"]
     if sums is not None and len(sums) < num:
@@ -50,7 +50,7 @@ def first_loss(
 
 
 def sums_of_losses(
-    config: TrainerConfig, device: torch.device, begin: int = 0
+    config: TrainerConfig, device: torch.device, begin: int
 ) -> list[tuple[float, int]] | None:
     """The summed loss and the number of tokens of each microbatch from one on, in the first step.
 

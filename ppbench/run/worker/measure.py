@@ -46,7 +46,7 @@ from ppbench.run.job import PlannedRun
 from ppbench.run.machine.environment import ON_GPUS
 from ppbench.run.records import LOSS, CaseResult, NotFinite, RankResult
 from ppbench.run.runtimes.runtime import RankContext, Runtime, clock_facts
-from ppbench.run.verification.losses import key_of_microbatches, key_of_training
+from ppbench.run.verification.losses import key_of_training
 from ppbench.run.verification.unsplit import first_loss
 from ppbench.run.worker.fixed_work import Reference
 from ppbench.run.worker.node import Node, Window
@@ -93,8 +93,7 @@ class Arm:
         self._training, self._expected_loss = "", None
         if dist.get_rank() == 0 and not member.case.is_emulated:
             self._training = key_of_training(member.case)
-            key = key_of_microbatches(member.case)
-            known = self._results, key, member.config, member.fabric.device
+            known = self._results, self._training, member.config, member.fabric.device
             self._expected_loss = first_loss(*known)
         member.wait()  # ranks that share cores measure their peaks together
         flight.enter(Phase.PEAK)
