@@ -183,7 +183,7 @@ def _stop(comparison: Comparison, command: str) -> Iterator[Block]:
 
 
 def _asides(comparison: Comparison, command: str) -> list[str]:
-    """What a table in CSV has no place for."""
+    """Return what a table in CSV has no place for."""
     return [*(one.terminal() for one in _stop(comparison, command)), *comparison.notes]
 
 

@@ -1,4 +1,4 @@
-"""What a command answers: a document of blocks for people, with the same figures as data.
+"""A command answers with a document of blocks for people, with the same figures as data.
 
     Result([Text("Two runs."), Table(rows, ["run_id", "tokens_per_s"])], rows)
 
@@ -122,7 +122,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Code:
-    """What is copied as a whole: a command, or the lines of a file."""
+    """A command, or the lines of a file, which a reader copies as a whole."""
 
     text: str
     title: str = ""
@@ -193,16 +193,16 @@ class Result:
 
     blocks: Sequence[Block] = ()
     rows: Rows | Record = NOTHING
-    """What CSV holds, and what columns and an order are chosen of."""
+    """CSV holds them, and `--columns` and `--sort` choose of them."""
     data: Mapping[str, object] = field(default_factory=dict)
-    """What JSON holds beside the rows."""
+    """JSON holds it beside the rows."""
     exit_code: int = 0
     key: str = "rows"
     """Where rows are in JSON; a record without a key is the object itself."""
     notes: Sequence[str] = ()
-    """What CSV has no place for: it is noted beside it. The blocks and the data hold it too."""
+    """CSV has no place for them, so they are noted beside it. Blocks and data hold them too."""
     asides: Sequence[str] = ()
-    """What else was made, as `page: FILE`: below the text of a terminal, beside other formats."""
+    """They say what else was made, as `page: FILE`; a terminal shows them below its text."""
     write_page: Callable[[Path], None] | None = None
     """Writes the page of its own that a command has."""
     page: Path | None = None

@@ -59,7 +59,7 @@ class Table:
     usual: Mapping[str, object] = field(default_factory=dict)
     """Columns that are left out where every row has this value, or none."""
     short_ids: Callable[[Iterable[str]], Mapping[str, str]] | None = None
-    """What a terminal shows of the ids of runs."""
+    """It shortens the ids of runs as a terminal shows them."""
     grouped: str = ""
     """A column that is named once for its rows; the lines of its text are one below the other."""
     most: int | None = None
@@ -200,7 +200,7 @@ def _weighed(
 def _shared(
     columns: Sequence[Column], texts: Mapping[str, Sequence[str]], num_rows: int, limit: int
 ) -> list[str]:
-    """What is said once: what is equal in all rows, figures only where the table has no room.
+    """Return what is said once: what all rows share, figures only where the table has no room.
 
     Of a single row it is the settings, where there is no room.
     """

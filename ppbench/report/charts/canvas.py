@@ -1,4 +1,4 @@
-"""What charts have in common: the style, a figure per panel, bars, markers, hover notes.
+"""Charts have this in common: the style, a figure per panel, bars, markers, hover notes.
 
 A chart is plain data, as plotly.js takes it. A page lays its panels out by its own grid, draws one
 legend for all, and supplies the colours that the figures leave open (page.css); elsewhere,

@@ -49,6 +49,6 @@ class Chart:
     concerns: tuple[Caution, ...]
     """The cautions that concern its figures."""
     needs: str
-    """What runs may lack for it, in words; empty where none can."""
+    """It says what runs may lack for the chart; it is empty where none can lack anything."""
     draw: Callable[[Measured], Drawing | None]
-    """Return None where the runs, of which at least one is ok, lack what it needs."""
+    """It returns None where the runs, of which at least one is ok, lack what it needs."""
