@@ -316,11 +316,11 @@ def _last_seen(
     node: CrashReport, record: Record, lowered: Program | None, number: int
 ) -> RankState:
     """Return the last state of a rank; its times count from the epoch."""
-    if node.ending is not None:  # else only the rank can say whether it was dead
-        process = node.ending.states.get(record.rank, ALIVE)
-    else:
-        has_error = record.rank in [error.rank for error in node.errors[:1]]
-        process = DEAD if record.rank in node.exits or has_error else ALIVE
+    process = ALIVE if node.ending is None else node.ending.states.get(record.rank, ALIVE)
+    # A rank that failed writes its error before it exits: the others may be seen to end first.
+    failed = {error.rank for error in node.errors if error.status != PEER_LOST}
+    if record.rank in failed or (node.ending is None and record.rank in node.exits):
+        process = DEAD
     position = collective = None
     if record.entries and record.number == number:
         last = record.entries[-1]
