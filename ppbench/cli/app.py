@@ -1,7 +1,7 @@
 """The command `ppbench`: it finds a command by its name, runs it, and words what it refuses.
 
 `ppbench --help` imports no command, since names, groups and sentences are in `commands.py`; the
-command `show` imports `show` alone, which in turn imports what it needs.
+command `show` imports the file of `show` alone, which in turn imports what it needs.
 """
 
 from __future__ import annotations
@@ -14,18 +14,36 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from ppbench import __version__
 from ppbench.cli import process
 from ppbench.cli.commands import COMMANDS
-from ppbench.cli.options import Command, Group
 from ppbench.console import print_notes
 from ppbench.errors import ExitCode, UsageError, encodable
 
 _ENTRIES = {entry.name: entry for entry in COMMANDS}
-_Refusal: type[Exception] = typer.BadParameter.__mro__[1]
-"""The type of the library's errors about arguments, which it does not export either."""
+
+
+class _Command(TyperCommand):
+    """A command whose help shows a flag as a flag: without a type, as it takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """A group of commands whose help shows flags like that of a command."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and getattr(parameter, "metavar", None) is None:
+            parameter.metavar = ""
+    return parameters
 
 
 class _Commands(Mapping[str, Any]):
@@ -43,18 +61,17 @@ class _Commands(Mapping[str, Any]):
 
 @functools.cache
 def _command(name: str) -> Any:
-    module, _, attribute = _ENTRIES[name].place.partition(":")
-    place = getattr(importlib.import_module(f"ppbench.cli.{module}"), attribute)
-    if isinstance(place, typer.Typer):
-        group = typer.main.get_group(place)
-        group.name = name
-        return group
-    alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=Command)(place)
-    return typer.main.get_command(alone)
+    entry = _ENTRIES[name]
+    module = importlib.import_module(f"ppbench.cli.{entry.module}")
+    own = typer.Typer(
+        name=name, cls=_Group, add_completion=False, no_args_is_help=True, help=entry.sentence
+    )
+    for below, function in entry.functions.items():
+        own.command(below or name, cls=_Command)(getattr(module, function))
+    return typer.main.get_command(own) if "" in entry.functions else typer.main.get_group(own)
 
 
-class _Ppbench(Group):
+class _Ppbench(_Group):
     """The group of all commands. Its help, and the completion of names, import no command."""
 
     def __init__(self, **attributes: object) -> None:
@@ -103,9 +120,15 @@ def _invoke() -> int:
                 )
     try:
         code = typer.main.get_command(app)(prog_name="ppbench", standalone_mode=False)
-    except _Refusal as refusal:
-        text = str(refusal.format_message()) if hasattr(refusal, "format_message") else str(refusal)
-        text = " ".join(text.split())
+    except UnicodeEncodeError:
+        odd = [word for word in map(encodable, sys.argv[1:]) if word not in sys.argv]
+        if not odd:
+            raise
+        raise UsageError(f'argument "{odd[0]}": is not UTF-8; only paths may be so') from None
+    except Exception as refusal:
+        if not hasattr(refusal, "format_message"):  # no error of the library about arguments
+            raise
+        text = " ".join(str(refusal.format_message()).split())
         if not text:  # the help was printed instead
             return ExitCode.usage
         text = text.removeprefix("Invalid value for ").replace(": Value error, ", ": ", 1)
@@ -115,11 +138,6 @@ def _invoke() -> int:
         text = text.replace(". Did you mean ", "; did you mean ")
         see = " See" if text.endswith("?") else "; see"
         raise UsageError(f"{where}: {text}{see}: {where} --help") from None
-    except UnicodeEncodeError:
-        odd = [word for word in map(encodable, sys.argv[1:]) if word not in sys.argv]
-        if not odd:
-            raise
-        raise UsageError(f'argument "{odd[0]}": is not UTF-8; only paths may be so') from None
     return code if isinstance(code, int) else ExitCode.ok
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ppbench.cli.commands import COMPARE
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     RESULTS,
@@ -26,7 +27,7 @@ from ppbench.display.tables import Table
 from ppbench.display.units import counted
 
 
-@answers(catalogue)
+@answers("backfill", COMPARE, 4, catalogue)
 def backfill(
     span: Annotated[
         str, typer.Argument(metavar="A..B", help="Commits: A, B and those between; HEAD~20..")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppbench.cli.commands import COMPARE
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     RESULTS,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ppbench.commits.bisect import BisectionResult
 
 
-@answers(catalogue)
+@answers("bisect", COMPARE, 5, catalogue)
 def bisect(
     good: Annotated[str, typer.Argument(metavar="GOOD", help="A commit before the change.")],
     bad: Annotated[str, typer.Argument(metavar="BAD", help="A commit after the change.")],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppbench.cli.commands import COMPARE
 from ppbench.cli.comparison import gated, rechecked
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
@@ -62,7 +63,7 @@ def _known() -> list[str]:
     return [*catalogue(), *COLUMNS]
 
 
-@answers(_known)
+@answers("check", COMPARE, 2, _known)
 def check(
     file: HeadsSweep = None,
     base: Base = None,

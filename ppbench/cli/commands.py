@@ -1,128 +1,69 @@
-"""The catalogue of commands, in the order of `ppbench --help`: group, name, place, sentence.
+"""The catalogue of commands, read from the files beside this one: a new command is a new file.
 
-A new command is a line here. Its sentence is the first paragraph of its function's docstring, so
-that the help of all commands imports none of them.
+A command is a function that is declared with its name, its group and its place in the group:
+
+    @answers("simulate", PLAN, 2)
+    def simulate(...) -> Result:
+        \"\"\"Predict makespan, bubble and peak activations of a schedule, or of all.\"\"\"
+
+A name of two words is a command of a group such as `ppbench schedules`, whose sentence is that of
+the file. The declarations are read as text, so that the help of all commands imports none of them.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from dataclasses import dataclass
+from pathlib import Path
 
 MEASURE, LOOK, COMPARE = "Measure", "Look at runs", "Compare commits"
 PLAN, EXCHANGE = "Plan", "Exchange with other tools"
+_GROUPS = {"MEASURE": MEASURE, "LOOK": LOOK, "COMPARE": COMPARE, "PLAN": PLAN, "EXCHANGE": EXCHANGE}
+_DECLARED = re.compile(
+    r'@answers\("(?P<name>\w+) ?(?P<below>\w*)", (?P<group>[A-Z]+), (?P<place>\d+).*\)\n'
+    r'def (?P<function>\w+)\([^"]*(?:"(?!"")[^"]*)*"""(?P<sentence>.+?)(?:\n\n|"""\n)',
+    re.DOTALL,
+)
 
 
-class Entry(NamedTuple):
-    """A command, and where it is: `module:function`, or `module:commands` for a group of them."""
+@dataclass
+class Entry:
+    """A command in the help: where it is, and what answers it."""
 
     group: str
+    place: int
     name: str
-    place: str
     sentence: str
+    module: str
+    functions: dict[str, str]
+    """The function by the name of the command below this one; that of a command alone by ""."""
 
 
-COMMANDS = [
-    Entry(
-        *(MEASURE, "init", "init:init"),
-        "Write a commented sweep file for this machine, and list its cases.",
-    ),
-    Entry(
-        *(MEASURE, "sweep", "sweep:sweep"),
-        "Run every case of a sweep file and write a report.",
-    ),
-    Entry(
-        *(MEASURE, "noise", "noise:noise"),
-        sentence="Measure the noise of this machine, which hides changes.",
-    ),
-    Entry(
-        *(MEASURE, "models", "models:commands"),
-        "Check which architectures can be split exactly.",
-    ),
-    Entry(
-        *(MEASURE, "env", "env:env"),
-        "Show the hardware and software that timings depend on.",
-    ),
-    Entry(
-        *(LOOK, "ls", "runs:list_runs"),
-        "List the runs in the store, oldest first; a table shows the newest 200.",
-    ),
-    Entry(
-        *(LOOK, "show", "runs:show"),
-        "Show everything that is stored of a run: figures, ranks, settings, steps.",
-    ),
-    Entry(
-        *(LOOK, "explain", "explain:explain"),
-        "Explain where runs' idle time went, and how long their steps would take otherwise.",
-    ),
-    Entry(
-        *(LOOK, "stragglers", "stragglers:stragglers"),
-        "Say who slows a job down: a worker, stage, replica, link, op type or sequence lengths.",
-    ),
-    Entry(
-        *(LOOK, "report", "report:report"),
-        "Write an HTML report of runs.",
-    ),
-    Entry(
-        *(LOOK, "timeline", "report:timeline"),
-        "Write the Gantt timelines of runs as an HTML page, or draw them in the terminal.",
-    ),
-    Entry(
-        *(LOOK, "figure", "figure:figure"),
-        "Draw one figure into a file.",
-    ),
-    Entry(
-        *(LOOK, "query", "runs:query"),
-        sentence="Query the store in SQL: `SELECT schedule, max(tokens_per_s) FROM runs GROUP BY "
-        "schedule`.",
-    ),
-    Entry(
-        *(COMPARE, "compare", "compare:compare"),
-        "Compare two sides, or the cases that differ in one setting: figures, and what changed.",
-    ),
-    Entry(
-        *(COMPARE, "check", "check:check"),
-        "CI gate: exits 1 on a regression, 3 on insufficient data, 4 on failed runs.",
-    ),
-    Entry(
-        *(COMPARE, "history", "history:history"),
-        "Show a metric over commits: levels per case and machine, and what changed them.",
-    ),
-    Entry(
-        *(COMPARE, "backfill", "backfill:backfill"),
-        sentence="Measure past commits in work trees: newest, oldest, then the middle of the "
-        "largest gap.",
-    ),
-    Entry(
-        *(COMPARE, "bisect", "bisect:bisect"),
-        "Find the first bad commit with as few launches as the noise allows.",
-    ),
-    Entry(
-        *(PLAN, "plan", "plan:plan"),
-        "Find the best pipeline for a model, devices and memory, and say how sure that is.",
-    ),
-    Entry(
-        *(PLAN, "simulate", "simulate:simulate"),
-        "Predict makespan, bubble and peak activations of a schedule, or of all.",
-    ),
-    Entry(
-        *(PLAN, "schedules", "schedules:commands"),
-        "List, draw, check and export schedules.",
-    ),
-    Entry(
-        *(EXCHANGE, "import", "traces:import_traces"),
-        "Store a training run from its ranks' torch.profiler traces.",
-    ),
-    Entry(
-        *(EXCHANGE, "export", "export:export"),
-        "Export a table of the store, or figures for Bencher.",
-    ),
-    Entry(
-        *(EXCHANGE, "trace", "export:trace"),
-        "Write a run as a Chrome trace, for Perfetto and other viewers.",
-    ),
-    Entry(
-        *(EXCHANGE, "compact", "runs:compact"),
-        sentence="Merge the store's many small files into few large ones, which are read much "
-        "faster.",
-    ),
-]
+def _found() -> list[Entry]:
+    """Every command, in the order of `ppbench --help`."""
+    entries: dict[str, Entry] = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for part in text.split("\n@answers(")[1:]:
+            found = _DECLARED.match("@answers(" + part)
+            if found is None:
+                continue
+            name, below = found["name"], found["below"]
+            sentence = " ".join(found["sentence"].split())
+            entry = entries.setdefault(
+                name,
+                Entry(
+                    _GROUPS[found["group"]],
+                    int(found["place"]),
+                    name,
+                    text[3:].partition('"""')[0] if below else sentence,
+                    path.stem,
+                    {},
+                ),
+            )
+            entry.functions[below] = found["function"]
+    groups = [*_GROUPS.values()]
+    return sorted(entries.values(), key=lambda entry: (groups.index(entry.group), entry.place))
+
+
+COMMANDS = _found()

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ppbench.cli.commands import COMPARE
 from ppbench.cli.comparison import compared
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
@@ -59,7 +60,7 @@ AllPairs = Annotated[
 ]
 
 
-@answers(catalogue)
+@answers("compare", COMPARE, 1, catalogue)
 def compare(
     names: Names = None,
     across: Axis = None,

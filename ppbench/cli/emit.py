@@ -18,10 +18,10 @@ import typer
 from ppbench.cli import completion
 from ppbench.cli.browser import open_page
 from ppbench.console import note
-from ppbench.display.document import Result, render
+from ppbench.display.document import Code, Result, render
 from ppbench.display.formats import Format
 from ppbench.display.markup import fragment
-from ppbench.display.rows import AS_IT_IS, View
+from ppbench.display.rows import AS_IT_IS, Record, View
 from ppbench.files import check_suffix, is_stream, whole_file
 
 HowToPrint = Annotated[Format, typer.Option("--format", help="Output format.")]
@@ -86,21 +86,30 @@ pre { overflow-x: auto }
 
 
 def answers(
+    name: str,  # noqa: ARG001  # read from the source with group and place; see `commands.py`
+    group: str,  # noqa: ARG001
+    place: int,  # noqa: ARG001
     known: Callable[[], Iterable[str]] | None = None,
 ) -> Callable[[Callable[..., Result]], Callable[..., None]]:
-    """Print what a command returns, and exit with its code.
+    """Declare a command of a name, in its place in a group: it prints what it returns.
 
     `known` returns the columns that the rows can have. A command that measures says them, so that
-    no other is asked for in vain.
+    no other is asked for in vain. A command that writes a file has an option `-o` of its own, and
+    no rows to choose from.
     """
 
     def declare(command: Callable[..., Result]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        given_here = set(signature.parameters)
+        if "output" in given_here:
+            given_here |= {"columns", "sort"}
+        added = {key: one for key, one in _OPTIONS.items() if key not in given_here}
+
         @functools.wraps(command)
         def run(*given: Any, **options: Any) -> None:
-            how, columns, sort, output = (
-                options.pop(name, default) for name, (_, default) in _OPTIONS.items()
-            )
-            view = View.of(columns, sort)
+            asked = {key: options.pop(key, default) for key, (_, default) in added.items()}
+            how, output = asked.get("how", Format.table), asked.get("output")
+            view = View.of(asked.get("columns"), asked.get("sort"))
             if known is not None and view != AS_IT_IS:
                 names = list(known())
                 view.names(names)
@@ -112,12 +121,11 @@ def answers(
             if result.exit_code:
                 raise typer.Exit(result.exit_code)
 
-        signature = inspect.signature(command, eval_str=True)
         own = [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
             )
-            for name, (annotation, default) in _OPTIONS.items()
+            for name, (annotation, default) in added.items()
         ]
         parameters = [*signature.parameters.values(), *own]
         run.__signature__ = signature.replace(  # type: ignore[attr-defined]
@@ -173,3 +181,11 @@ def _written(result: Result, view: View, output: Path) -> str:
             return f"page: {output}"
         file.write(f"{render(result, how, view)}\n".encode())
     return f"saved: {output}"
+
+
+def file_written(path: Path) -> Result:
+    """The answer of a command that wrote a file: where it is, unless others read it right now."""
+    if is_stream(path):
+        note(str(path))
+        return Result()
+    return Result([Code(str(path))], Record({"path": str(path)}), key="")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ppbench.cli.commands import MEASURE
 from ppbench.cli.emit import answers
 from ppbench.display.document import Facts, Result
 from ppbench.display.rows import Record
 
 
-@answers()
+@answers("env", MEASURE, 5)
 def env() -> Result:
     """Show the hardware and software that timings depend on."""
     import os

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ppbench.cli.commands import LOOK
 from ppbench.cli.emit import answers
 from ppbench.cli.options import RESULTS, Runs, StoredResults
 from ppbench.display.document import Result
 
 
-@answers()
+@answers("explain", LOOK, 3)
 def explain(runs: Runs, results: StoredResults = RESULTS) -> Result:
     """Explain where runs' idle time went, and how long their steps would take otherwise."""
     import pandas as pd

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from ppbench.cli import completion
-from ppbench.cli.options import REPORTS, RESULTS, Run, StoredResults, print_path
+from ppbench.cli.commands import EXCHANGE
+from ppbench.cli.emit import answers, file_written
+from ppbench.cli.options import REPORTS, RESULTS, Run, StoredResults
 from ppbench.console import note
-from ppbench.display.document import Result, render
+from ppbench.display.document import Code, Result, render
 from ppbench.display.formats import ExportFormat, Format
 from ppbench.display.rows import Rows
 from ppbench.display.tables import Table
@@ -27,6 +29,7 @@ RUN_COLUMNS = [
 """The columns of the table `runs` in a markdown export."""
 
 
+@answers("trace", EXCHANGE, 3)
 def trace(
     run: Run,
     output: Annotated[
@@ -37,7 +40,7 @@ def trace(
         str, typer.Option("--step", metavar="K|median|slowest|all", help="The steps to write.")
     ] = "all",
     results: StoredResults = RESULTS,
-) -> None:
+) -> Result:
     """Write a run as a Chrome trace, for Perfetto and other viewers."""
     from ppbench.export.chrome import chrome_trace
     from ppbench.export.trace import trace_of_run
@@ -49,9 +52,10 @@ def trace(
     if not is_stream(path):
         check_suffix(path, CHROME_SUFFIXES)
     write_file(path, chrome_trace(trace_of_run(store, row, step)))
-    print_path(path)
+    return file_written(path)
 
 
+@answers("export", EXCHANGE, 2)
 def export(
     how: Annotated[ExportFormat, typer.Option("--format", help="Output format.")],
     runs: Annotated[
@@ -76,7 +80,7 @@ def export(
         ),
     ] = None,
     results: StoredResults = RESULTS,
-) -> None:
+) -> Result:
     """Export a table of the store, or figures for Bencher."""
     from ppbench.store import TABLES, Store, write_rows
 
@@ -104,14 +108,12 @@ def export(
             if output is None:
                 raise UsageError("--format parquet: is binary; write it to a file with -o FILE")
             write_rows(table, frame, output, "-o")
-            print_path(str(output), output)
-            return
+            return file_written(output)
         columns = RUN_COLUMNS if table == "runs" else [column.name for column in TABLES[table]]
         filled = [name for name in columns if frame[name].notna().any()]
         rows = Rows.of(frame)
         text = render(Result([Table(rows, filled or columns)], rows), Format(how.value))
     if output is None:
-        print(text)
-        return
+        return Result([Code(text)])
     write_file(output, [text, "\n"])
-    print_path(str(output), output)
+    return file_written(output)

@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 from ppbench.cli import completion
-from ppbench.cli.options import RESULTS, LastSweepRuns, StoredResults, print_path
+from ppbench.cli.commands import LOOK
+from ppbench.cli.emit import answers, file_written
+from ppbench.cli.options import RESULTS, LastSweepRuns, StoredResults
+from ppbench.display.document import Result
 from ppbench.display.formats import Theme
 
 
@@ -21,6 +24,7 @@ def _known(ctx: typer.Context, name: str) -> str:
     return name
 
 
+@answers("figure", LOOK, 7)
 def figure(
     name: Annotated[
         str,
@@ -51,7 +55,7 @@ def figure(
     ] = False,
     path: Annotated[bool, typer.Option("--path", help="For timelines: the critical path.")] = False,
     results: StoredResults = RESULTS,
-) -> None:
+) -> Result:
     """Draw one figure into a file."""
     from ppbench import figures
     from ppbench.files import check_suffix, write_file
@@ -66,4 +70,4 @@ def figure(
     given = {name: value for name, value in options.items() if value}
     drawing = figures.draw(name, chosen, runs or None, theme, width=width, **given)
     write_file(output, [drawn(drawing, suffix, Size(width, height, scale))])
-    print_path(output)
+    return file_written(output)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppbench.cli.commands import COMPARE
 from ppbench.cli.emit import answers
 from ppbench.cli.options import REPORTS, RESULTS, StoredResults
 from ppbench.console import note
@@ -32,7 +33,7 @@ _SHORT = 9
 _LONGEST_SUBJECT = 50
 
 
-@answers()
+@answers("history", COMPARE, 3)
 def history(
     metric: Annotated[
         str, typer.Option("--metric", metavar="NAME", help="A metric: a column of `runs`.")

@@ -8,17 +8,20 @@ from typing import Annotated
 
 import typer
 
+from ppbench.cli.commands import MEASURE
+from ppbench.cli.emit import answers
 from ppbench.display.commands import command
+from ppbench.display.document import Result
 from ppbench.errors import UsageError
 
 
+@answers("init", MEASURE, 1)
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")] = Path(
         "sweep.toml"
     ),
-) -> None:
+) -> Result:
     """Write a commented sweep file for this machine, and list its cases."""
-    from ppbench.cli.emit import emit
     from ppbench.cli.sweep import cases_of
     from ppbench.config.reader import read_sweep
     from ppbench.config.template import sweep_template
@@ -42,4 +45,4 @@ def init(
         f"{file}: {counted(len(read.cases), 'case')}, {launches} of each",
         f"measure them: {command('sweep', str(file))}",
     ]
-    emit(replace(cases, asides=asides))
+    return replace(cases, asides=asides)

@@ -1,4 +1,4 @@
-"""`ppbench models check`: which architectures can be split, and whether that is exact."""
+"""Check which architectures can be split exactly."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import Annotated
 
 import typer
 
+from ppbench.cli.commands import MEASURE
 from ppbench.cli.emit import answers, catalogue
-from ppbench.cli.options import Command, Group
 from ppbench.console import note
 from ppbench.display.document import Block, Result, Text
 from ppbench.display.rows import Rows
 from ppbench.display.tables import Table
 from ppbench.errors import ExitCode, UsageError
 
-commands = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Check which architectures can be split exactly."
-)
 COLUMNS = [
     "architecture",
     "status",
@@ -29,8 +26,7 @@ COLUMNS = [
 ]
 
 
-@commands.command("check", cls=Command)
-@answers(catalogue)
+@answers("models check", MEASURE, 4, catalogue)
 def check(
     architectures: Annotated[
         list[str] | None,

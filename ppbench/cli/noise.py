@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ppbench.cli.commands import MEASURE
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     RESULTS,
@@ -23,7 +24,7 @@ from ppbench.display.rows import Rows
 from ppbench.display.tables import Table
 
 
-@answers(catalogue)
+@answers("noise", MEASURE, 3, catalogue)
 def noise(
     file: SweepFile,
     launches: Annotated[

@@ -13,33 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from ppbench.cli import completion
 from ppbench.display.formats import Assets
 from ppbench.errors import SweepInterruptedError, UsageError, no_runs_in
-from ppbench.files import is_stream
-
-
-class Command(TyperCommand):
-    """A command whose help shows a flag as a flag: without a type, as it takes no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return without_types_of_flags(super().get_params(ctx))
-
-
-class Group(TyperGroup):
-    """A group of commands whose help shows flags like that of `Command`."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return without_types_of_flags(super().get_params(ctx))
-
-
-def without_types_of_flags(parameters: list[Any]) -> list[Any]:
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False) and getattr(parameter, "metavar", None) is None:
-            parameter.metavar = ""
-    return parameters
 
 
 class Launcher(StrEnum):
@@ -315,9 +292,3 @@ def going_on() -> Iterator[None]:
         yield
     except SweepInterruptedError as error:
         raise SweepInterruptedError(f"{error}. Go on with: {typed_command()}") from None
-
-
-def print_path(text: str | Path, output: Path | None = None) -> None:
-    """Print what was written and where, but never into the stream that was just written."""
-    written = text if isinstance(text, Path) else output
-    print(text, file=sys.stderr if written and is_stream(written) else sys.stdout)

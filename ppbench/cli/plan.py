@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppbench.cli.browser import Open
+from ppbench.cli.commands import PLAN
 from ppbench.cli.emit import answers
 from ppbench.cli.options import (
     REPORTS,
@@ -96,7 +97,7 @@ def _known() -> list[str]:
     return list(dict.fromkeys([*SHOWN, *of_a_row, *_TRIED, *of_trials]))
 
 
-@answers(_known)
+@answers("plan", PLAN, 1, _known)
 def plan(
     file: SweepFile,
     overrides: Overrides = None,

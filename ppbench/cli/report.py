@@ -8,6 +8,8 @@ import typer
 
 from ppbench.cli import completion
 from ppbench.cli.browser import Open, open_page
+from ppbench.cli.commands import LOOK
+from ppbench.cli.emit import answers, file_written
 from ppbench.cli.options import (
     REPORTS,
     RESULTS,
@@ -15,29 +17,31 @@ from ppbench.cli.options import (
     Output,
     PageAssets,
     StoredResults,
-    print_path,
 )
+from ppbench.display.document import Picture, Result
 from ppbench.display.formats import Assets
 from ppbench.errors import UsageError
 
 
+@answers("report", LOOK, 5)
 def report(
     runs: LastSweepRuns = None,
     output: Output = None,
     assets: PageAssets = Assets.inline,
     open_it: Open = False,
     results: StoredResults = RESULTS,
-) -> None:
+) -> Result:
     """Write an HTML report of runs."""
     from ppbench.report.pages.report import report_runs
     from ppbench.store import Store
 
     path = report_runs(Store(results), runs or [], output, REPORTS, assets)
-    print_path(path)
     if open_it:
         open_page(path)
+    return file_written(path)
 
 
+@answers("timeline", LOOK, 6)
 def timeline(
     runs: Annotated[
         list[str],
@@ -60,7 +64,7 @@ def timeline(
         bool, typer.Option("--terminal", help="Draw in the terminal instead.")
     ] = False,
     results: StoredResults = RESULTS,
-) -> None:
+) -> Result:
     """Write the Gantt timelines of runs as an HTML page, or draw them in the terminal."""
     if terminal and (output or open_it):
         raise UsageError("--terminal: draws here and writes no page; leave -o and --open out")
@@ -77,11 +81,10 @@ def timeline(
         named = store.named(runs)
         rows = [run for _, run in named.iterrows()]
         steps = steps_of(store, rows, run_names(named), choice=step, has_plan=planned)
-        print(draw_steps(steps, Console()))
-        return
+        return Result([Picture(draw_steps(steps, Console()))])
     path = timeline_of_runs(
         store, runs, output, REPORTS, choice=step, has_plan=planned, assets=assets
     )
-    print_path(path)
     if open_it:
         open_page(path)
+    return file_written(path)

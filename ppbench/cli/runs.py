@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppbench.cli.commands import EXCHANGE, LOOK
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import RESULTS, Run, StoredResults, check_exists
 from ppbench.config.case import Case
@@ -120,7 +121,7 @@ class StoredRows(Rows):
         return self.store.csv(names, self.conditions).rstrip("\n")
 
 
-@answers()
+@answers("ls", LOOK, 1)
 def list_runs(
     where: Annotated[
         list[str] | None,
@@ -154,7 +155,7 @@ def listing(results: Path, where: Sequence[str], limit: int | None = None) -> Re
     return Result([Table(rows, LISTED, usual=USUAL, short_ids=store.short_ids, most=most)], rows)
 
 
-@answers()
+@answers("query", LOOK, 8)
 def query(
     text: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT over the store's tables.")],
     results: StoredResults = RESULTS,
@@ -185,7 +186,7 @@ def _plain(value: object) -> object:
     return value if is_plain or (isinstance(value, float) and math.isfinite(value)) else str(value)
 
 
-@answers(catalogue)
+@answers("compact", EXCHANGE, 4, catalogue)
 def compact(results: StoredResults = RESULTS) -> Result:
     """Merge the store's many small files into few large ones, which are read much faster."""
     import dataclasses
@@ -199,7 +200,7 @@ def compact(results: StoredResults = RESULTS) -> Result:
     return Result([Table(shown, COMPACTED)], rows)
 
 
-@answers()
+@answers("show", LOOK, 2)
 def show(
     run: Run,
     results: StoredResults = RESULTS,

@@ -1,4 +1,4 @@
-"""`ppbench schedules`: list them, draw one, check a file, write one to a file."""
+"""List, draw, check and export schedules."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from ppbench.cli import completion
-from ppbench.cli.emit import answers
+from ppbench.cli.commands import PLAN
+from ppbench.cli.emit import answers, file_written
 from ppbench.cli.options import (
     UNIT_COST,
     CollectiveTimes,
-    Command,
     Cost,
-    Group,
     Microbatches,
     NumReplicas,
     Ranks,
@@ -22,18 +21,14 @@ from ppbench.cli.options import (
     ScheduleName,
     Sharding,
     StagesPerRank,
-    print_path,
 )
-from ppbench.display.document import Facts, Picture, Result, Text
+from ppbench.display.document import Code, Facts, Picture, Result, Text
 from ppbench.display.rows import Record, Rows, Written
 from ppbench.display.tables import Table
 from ppbench.display.units import counted
 from ppbench.errors import UsageError, nearest
 from ppbench.files import whole_file
 
-commands = typer.Typer(
-    cls=Group, no_args_is_help=True, help="List, draw, check and export schedules."
-)
 STANDARD_OUTPUT = "-"
 MOST_DRAWN = 50_000
 EXAMPLE_RANKS, EXAMPLE_MICROBATCHES = 4, 8
@@ -77,8 +72,7 @@ _ABOUT_EXAMPLE = (
 )
 
 
-@commands.command("list", cls=Command)
-@answers()
+@answers("schedules list", PLAN, 3)
 def list_schedules() -> Result:
     """List the schedules with their constraints, bubble and peak activations."""
     from engine.plan.program import v_placement
@@ -119,8 +113,7 @@ def list_schedules() -> Result:
     return Result([table, heading, Facts(constraints), Text(_ABOUT_EXAMPLE)], rows)
 
 
-@commands.command("draw", cls=Command)
-@answers()
+@answers("schedules draw", PLAN, 3)
 def draw(
     name: ScheduleName,
     ranks: Ranks = None,
@@ -181,8 +174,7 @@ def draw(
     return Result(blocks, Record(prediction.as_dict()), key="", write_page=write)
 
 
-@commands.command("check", cls=Command)
-@answers()
+@answers("schedules check", PLAN, 3)
 def check(
     name: ScheduleOrFile,
     ranks: Ranks = None,
@@ -269,7 +261,7 @@ def check(
     return Result(blocks, Record(facts), key="")
 
 
-@commands.command("export", cls=Command)
+@answers("schedules export", PLAN, 3)
 def export(
     name: ScheduleName,
     output: Annotated[
@@ -294,7 +286,7 @@ def export(
             "zero3,residency=2,look_ahead=1. Default: what a file has.",
         ),
     ] = None,
-) -> None:
+) -> Result:
     """Write a schedule in torch's CSV form."""
     from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
     from engine.plan.program import to_csv
@@ -318,8 +310,7 @@ def export(
     program = with_transfers(written, posting, num_ahead) if with_communication else written
     text = to_csv(with_sharding(program, written, sharding))
     if str(output) == STANDARD_OUTPUT:
-        print(text.rstrip("\n"))
-        return
+        return Result([Code(text.rstrip("\n"))])
     with whole_file(output, "-o") as file:
         file.write(text.encode())
-    print_path(output)
+    return file_written(output)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppbench.cli import completion
+from ppbench.cli.commands import PLAN
 from ppbench.cli.emit import answers
 from ppbench.cli.options import (
     UNIT_COST,
@@ -53,7 +54,7 @@ Latency = Annotated[str, typer.Option(metavar="S", help="Latency of every messag
 HasHeld = Annotated[bool, typer.Option("--held", help="Include the activations over time in JSON.")]
 
 
-@answers()
+@answers("simulate", PLAN, 2)
 def simulate(
     schedule: ChosenSchedule,
     ranks: Ranks = None,

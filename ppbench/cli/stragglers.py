@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from ppbench.cli.commands import LOOK
 from ppbench.cli.emit import answers
 from ppbench.cli.options import RESULTS, Run, StoredResults
 from ppbench.display.document import Block, Picture, Result, Text
@@ -19,7 +20,7 @@ _FIGURES = ["slowness", "wasted", "share"]
 _MOST_ROWS = 8
 
 
-@answers()
+@answers("stragglers", LOOK, 4)
 def stragglers(run: Run, results: StoredResults = RESULTS) -> Result:
     """Say who slows a job down: a worker, stage, replica, link, op type or sequence lengths."""
     from ppbench.display.stragglers import heat_map, sentences_of, table_of

@@ -12,6 +12,7 @@ import typer
 
 from ppbench.cli import completion
 from ppbench.cli.browser import Open, open_page
+from ppbench.cli.commands import MEASURE
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     REPORTS,
@@ -69,7 +70,7 @@ ChosenLauncher = Annotated[
 
 
 @with_settings
-@answers(catalogue)
+@answers("sweep", MEASURE, 2, catalogue)
 def sweep(
     file: SweepFile,
     results: Results = RESULTS,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ppbench.cli.commands import EXCHANGE
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import RESULTS, Results
 from ppbench.cli.runs import listing
@@ -49,7 +50,7 @@ Settings = Annotated[
 ]
 
 
-@answers(catalogue)
+@answers("import", EXCHANGE, 1, catalogue)
 def import_traces(
     traces: Traces,
     name: Annotated[str, typer.Option("--name", help="Name of the run.")] = "imported",

@@ -6,7 +6,9 @@ import io
 import json
 import random
 import shlex
+import shutil
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -44,8 +46,13 @@ ANSWERS = {
     "schedules check": [("empty", "schedules check zbv -p 2 -m 4")],
     "env": [("empty", "env")],
 }
-MEASURING = {"plan", "noise", "models check", "import", "compact"}
-"""Each run of them measures, or changes the store; `import` answers as `ls` does."""
+MEASURING = {"plan", "noise", "models check"}
+CHANGING = {
+    "import": ("traces", "import rank0.json rank1.json"),
+    "compact": ("axes", "compact"),
+    "init": ("empty", "init"),
+}
+"""Each run of them changes its folder, so that no two have the same values."""
 CASES = [pytest.param(*one, id=one[1]) for answers in ANSWERS.values() for one in answers]
 
 
@@ -61,7 +68,7 @@ def declared():
 
 
 def test_every_command_that_answers_is_tried_here():
-    assert set(declared()) == {*ANSWERS, *MEASURING}
+    assert set(declared()) == {*ANSWERS, *MEASURING, *CHANGING}
 
 
 def answered(words, *options):
@@ -108,6 +115,19 @@ def test_json_is_one_object_with_the_values_of_csv(place, words, places, is_thor
                 assert [[cell(row[name]) for name in header] for row in held] == lines
             for how in ("table", "markdown"):
                 assert answered(words, *options, "--format", how) or not lines
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_one_run_of_a_command_that_changes_its_folder_says_the_same_as_object_and_rows(
+    name, places, tmp_path
+):
+    place, words = CHANGING[name]
+    shutil.copytree(places / place, tmp_path / place)
+    with contextlib.chdir(tmp_path / place):
+        (rows,) = json.loads(answered(words, "-o", "all.csv", "--format", "json")).values()
+        header, *lines = read_csv(Path("all.csv").read_text())
+    assert lines
+    assert [[cell(row[name]) for name in header] for row in rows] == lines
 
 
 def is_rows(value, header):
