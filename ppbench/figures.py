@@ -23,10 +23,8 @@ from ppbench.display.formats import Theme
 from ppbench.display.stragglers import cause_in_words
 from ppbench.errors import UsageError, nearest
 from ppbench.explanation import stragglers_of_run
-from ppbench.report.charts.canvas import FONT, Drawing, legend
-from ppbench.report.charts.chart import Measured
+from ppbench.report.charts.canvas import FONT, LEGEND, Drawing, Measured, figure_text
 from ppbench.report.charts.levels import memory_over_time
-from ppbench.report.charts.panels import figure_text
 from ppbench.report.charts.registry import CHARTS
 from ppbench.report.charts.stragglers import heat_map
 from ppbench.report.pages.timeline import run_names
@@ -44,41 +42,6 @@ _MOST_COLUMNS, _LINE = 4, 32
 _PANEL_PX = 240
 """The least width of a panel beside others."""
 _LEGEND_PX, _TITLE_LINE_PX, _BETWEEN_PX = 40, 15, 90
-
-
-def throughput(results: Results, theme: str = "light") -> go.Figure:
-    """Tokens/s of every case."""
-    return _of_cases("throughput", results, theme)
-
-
-def scaling(results: Results, theme: str = "light") -> go.Figure:
-    """Tokens/s per rank relative to a single rank, against the number of ranks."""
-    return _of_cases("scaling", results, theme)
-
-
-def bubble(results: Results, theme: str = "light") -> go.Figure:
-    """The bubble of every case, as measured and in theory."""
-    return _of_cases("bubble", results, theme)
-
-
-def idle(results: Results, theme: str = "light") -> go.Figure:
-    """The idle time of every case, by cause."""
-    return _of_cases("idle", results, theme)
-
-
-def memory(results: Results, theme: str = "light") -> go.Figure:
-    """Peak memory of every case, and of each of its ranks."""
-    return _of_cases("memory", results, theme)
-
-
-def pareto(results: Results, theme: str = "light") -> go.Figure:
-    """Throughput against peak memory, with the Pareto front: the cases that none beats in both."""
-    return _of_cases("pareto", results, theme)
-
-
-def steps(results: Results, theme: str = "light") -> go.Figure:
-    """The distribution of the measured step times of every case."""
-    return _of_cases("steps", results, theme)
 
 
 def timeline(
@@ -131,18 +94,22 @@ OF_RUNS: dict[str, Callable[..., go.Figure]] = {
     "levels_of_memory": levels_of_memory,
     "stragglers": stragglers,
 }
-OF_CASES: dict[str, Callable[[Results, str], go.Figure]] = {
-    "throughput": throughput,
-    "scaling": scaling,
-    "bubble": bubble,
-    "idle": idle,
-    "memory": memory,
-    "pareto": pareto,
-    "steps": steps,
-}
-FIGURES = (*OF_RUNS, *OF_CASES)
+FIGURES = (*OF_RUNS, *CHARTS)
 """The names of all figures, as `ppbench figure` takes them."""
-__all__ = ["FIGURES", "draw", *FIGURES]  # noqa: PLE0604  # their functions have these names
+__all__ = ["FIGURES", "draw", *FIGURES]  # noqa: PLE0604  # each is a function of this module
+
+
+def __getattr__(name: str) -> Callable[..., go.Figure]:
+    """Return the function of a chart of cases, which is called with results and a theme."""
+    if name not in CHARTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def chart(results: Results, theme: str = "light") -> go.Figure:
+        return _of_cases(name, results, theme)
+
+    chart.__name__ = chart.__qualname__ = name
+    chart.__doc__ = f"{CHARTS[name].heading}. {CHARTS[name].note}"
+    return chart
 
 
 def __dir__() -> list[str]:
@@ -245,7 +212,7 @@ def _composed(drawing: Drawing, width: int | None = None) -> go.Figure:
         hovermode="closest",
         height=height,
         margin={"l": 64, "r": 12, "t": _LEGEND_PX + 24, "b": 48},
-        legend={**legend(), "y": 1 + _LEGEND_PX / height},
+        legend={**LEGEND, "y": 1 + _LEGEND_PX / height},
     )
 
 
@@ -271,4 +238,6 @@ def _styled(figure: go.Figure | Picture, theme: str) -> go.Figure:
             "scatter": [{"marker": {"color": ink, **outline}, "line": {"color": ink}}],
         },
     }
-    return go.Figure(figure).update_layout(template=template)
+    styled = go.Figure(figure)
+    styled.layout.template = template  # in place of plotly's own
+    return styled

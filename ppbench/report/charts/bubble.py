@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from ppbench.cautions import Caution
 from ppbench.display.fields import field_of
-from ppbench.report.charts.canvas import Canvas
-from ppbench.report.charts.chart import Chart, Measured
-from ppbench.report.charts.panels import arrange, figure_text
+from ppbench.report.charts.canvas import Canvas, Chart, Measured, launch_note
 
 
 def bubble(measured: Measured) -> Canvas:
     axis = {"rangemode": "tozero", "tickformat": ".0%"}
-    canvas = Canvas(
-        arrange(measured.cases, measured.axes), field_of("bubble_fraction").heading, axis
+    title = field_of("bubble_fraction").heading
+    canvas = Canvas(measured.cases, measured.axes, title, axis)
+    canvas.bars(
+        "bubble_fraction",
+        lambda case: f"{case['bubble_fraction']:.1%} measured{launch_note(case)}",
     )
-    canvas.bars("bubble_fraction", "%{value:.1%} measured")
-    cases = canvas.arranged.cases
-    names = cases["text"].map(figure_text)
-    theory = cases.assign(value=cases["bubble_fraction_theory"], hover=names + "<br>theory: ")
-    canvas.markers(theory, "theory", {"symbol": "diamond", "size": 8}, "%{value:.1%}")
+    canvas.markers(
+        canvas.cases,
+        "bubble_fraction_theory",
+        lambda case: f"theory: {case['bubble_fraction_theory']:.1%}",
+        "theory",
+        symbol="diamond",
+        size=8,
+    )
     canvas.add_hatch_keys()
     return canvas
 
 
 CHART = Chart(
     name="bubble",
+    order=30,
     heading="Bubble",
     note="Bars: the measured share of rank-time without compute. Diamonds: the share that the "
     "schedule leaves idle even with free transfers and equal (or the emulated) stages.",
@@ -36,6 +41,5 @@ CHART = Chart(
         Caution.busy_machine,
         Caution.bare_stage,
     ),
-    needs="",
     draw=bubble,
 )

@@ -1,64 +1,120 @@
-"""Charts have this in common: the style, a figure per panel, bars, markers, hover notes.
+"""Charts have this in common: cases in panels, marks with texts for the pointer, a legend.
 
-A chart is plain data, as plotly.js takes it. A page lays its panels out by its own grid, draws one
-legend for all, and supplies the colours that the figures leave open (page.css); elsewhere,
-`ppbench.figures` does. Every mark is a bar, a box or a marker in one of a few traces. A trace whose
-points belong to cases has `ids`: the case of each point, followed by a slash and a number where a
-case has several points. To filter a chart, keep the matching points in every array that is as long
-as `ids`.
+A chart is plain data, as plotly.js takes it, with a figure for each panel. A page lays its panels
+out by its own grid, draws one legend for all, and supplies the colours that the figures leave open
+(charts.js); elsewhere, `ppbench.figures` does. Every mark is a bar, a box or a marker in one of a
+few traces. A trace whose points belong to cases has `ids`: the case of each point, followed by a
+slash and a number where a case has several points. To filter a chart, keep the matching points in
+every array that is as long as `ids`.
+
+    world_size if it varies, else the first varying number, else another setting  ->  place
+    schedule                                                ->  colour, bars side by side
+    every other varying setting                             ->  panels (small multiples)
+
+Cases are rows instead where only the schedule varies, and in charts with many marks per case: names
+are long and screens are narrow, but a page can be of any height.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import html
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
-from ppbench.display.cases import SPREAD_OF_LAUNCHES
+from ppbench.cautions import Caution
+from ppbench.display.cases import (
+    SPREAD_OF_LAUNCHES,
+    Axes,
+    axis_text,
+    by_case,
+    ok_runs,
+    settings_text,
+)
 from ppbench.display.colors import schedule_colors
 from ppbench.display.units import is_missing
-from ppbench.report.charts.panels import (
-    AXIS_TITLE_PX,
-    BOTTOM_PX,
-    ROW_PX,
-    Panels,
-    Update,
-    figure_text,
-)
 from ppbench.report.scripts import Picture
+from ppbench.store import Store
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 NEUTRAL = "#808080"  # legible on white and on near-black; a page replaces it
-_FRAME = "rgba(128,128,128,0.22)"
-PLAIN = {
-    "layout": {
-        "font": {"family": FONT, "size": 12, "color": NEUTRAL},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "xaxis": {"gridcolor": _FRAME, "zerolinecolor": _FRAME},
-        "yaxis": {"gridcolor": _FRAME, "zerolinecolor": _FRAME},
-    },
-    "data": {
-        "scatter": [{"marker": {"color": NEUTRAL}, "line": {"color": NEUTRAL}, "type": "scatter"}],
-        "bar": [{"error_x": {"color": NEUTRAL}, "error_y": {"color": NEUTRAL}, "type": "bar"}],
-    },
+GROUP_WIDTH = 0.78
+"""The width of a place that bars take, of the distance between two places."""
+LEGEND: Mapping[str, object] = {
+    "orientation": "h",
+    "x": 0,
+    "xanchor": "left",
+    "y": 1,
+    "yanchor": "bottom",
 }
-HATCH = {"size": 6, "solidity": 0.35, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)"}
+"""A horizontal legend above the figure."""
 NOT_FINITE_SYMBOL = "x-thin-open"
+_HATCH = {"size": 6, "solidity": 0.35, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)"}
+_HATCHES = {"is_oversubscribed": "/", "is_not_finite": "x"}
 _NOTES = {
     "is_oversubscribed": "oversubscribed: ranks shared cores,<br>so the schedule cannot be judged",
     "is_not_finite": "not finite: a loss or gradient was NaN<br>or infinite: speed means nothing",
 }
+_PANEL_PX, _ROW_PX, _BOTTOM_PX, _AXIS_TITLE_PX = 220, 22, 32, 20
 _TOP_PX, _LEFT_PX, _RIGHT_PX = 10, 58, 12
 _LEAST_WIDTH_PX, _LEAST_WIDTH_OF_ROWS_PX = 250, 360
+_LEAST_PLACES = 3  # keeps the bar of a single case narrow
+_LONGEST_TICK = 24  # characters
+Point = dict[Any, Any]
+"""A case, or a part of one, with its `panel`, `place` and `slot`; `within` is its place in that."""
+Told = Callable[[Point], str]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Runs that are ok, their cases, and the settings in which these differ."""
+
+    store: Store
+    runs: pd.DataFrame
+    cases: pd.DataFrame  # rows of `by_case`
+    axes: Axes
+
+    @classmethod
+    def of(cls, store: Store, runs: pd.DataFrame, axes: Axes) -> Measured:
+        return cls(store, ok_runs(runs), by_case(runs, axes), axes)
+
+    def having(self, columns: Sequence[str]) -> Measured:
+        """Return it with the runs alone that have values in these columns."""
+        known = self.runs.reindex(columns=list(columns)).notna().all(axis=1)
+        if known.all():
+            return self
+        runs = self.runs[known]
+        return replace(self, runs=runs, cases=by_case(runs, self.axes))
+
+    def table(self, name: str) -> pd.DataFrame:
+        """Return the rows of these runs in a table of the store."""
+        return self.store.table(name, self.runs["run_id"])
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A kind of chart of a sweep, with its heading and a note on how to read it."""
+
+    name: str
+    order: int
+    """Its place in a report."""
+    heading: str
+    note: str
+    concerns: tuple[Caution, ...]
+    """The cautions that concern its figures."""
+    draw: Callable[[Measured], Drawing | None]
+    """It returns None where the runs, of which at least one is ok, lack what it needs."""
+    needs: str = ""
+    """It says what runs may lack for the chart; it is empty where none can lack anything."""
 
 
 @dataclass
 class Drawing:
-    """A chart: a figure of plotly for each panel, and what they have in common."""
+    """A chart as drawn: a figure of plotly for each panel, and what they have in common."""
 
     panels: list[Picture]
     """Each with its `title`, `data` and `layout`."""
@@ -101,139 +157,232 @@ class Drawing:
 
 
 class Canvas(Drawing):
-    """A drawing of cases in panels."""
+    """A drawing of cases in panels, at places along one axis and with values along the other."""
 
     def __init__(
         self,
-        arranged: Panels,
+        cases: pd.DataFrame,
+        axes: Axes,
         title: str,
         value_axis: Mapping[str, object],
-        along: Update | None = None,
         *,
-        shared: str | None = None,
+        has_rows: bool = False,
+        is_shared: bool = True,
+        barmode: str = "overlay",
+        across: Mapping[str, object] | None = None,
         height_px: int | None = None,
         top_px: int = _TOP_PX,
-        barmode: str = "overlay",
     ) -> None:
-        """`title` is that of the value axis; `along` replaces the axis with the places."""
-        self.arranged = arranged
-        has_title_below = arranged.has_rows or along is not None
-        below_px = BOTTOM_PX + (AXIS_TITLE_PX if has_title_below else 0)
-        plot_px = arranged.height_px if height_px is None else height_px
+        """`title` is that of the value axis.
+
+        Another axis of values, `across`, takes the place of the one with cases; then every setting
+        of `axes` has its own panels.
+        """
+        varying = [a for a in axes if a != "schedule" and len(cases[a].astype(str).unique()) > 1]
+        numbers = [axis for axis in varying if is_numeric_dtype(cases[axis])]
+        x_axis = "world_size" if "world_size" in numbers else next(iter([*numbers, *varying]), None)
+        has_rows = across is None and (has_rows or x_axis is None)
+        schedules = list(dict.fromkeys(cases["schedule"]))
+        # Rows are named by the schedule if that varies, else by what varies.
+        row_axis = x_axis if x_axis is not None and len(schedules) == 1 else "schedule"
+        along = row_axis if has_rows else x_axis
+        apart = [row_axis] if has_rows else [x_axis, "schedule"]
+        apart = [] if across is not None else apart
+        self.has_rows, self.num_slots = has_rows, 1 if has_rows else max(1, len(schedules))
+        self.value = "x" if has_rows else "y"
+        self.colors = schedule_colors(schedules)
+        self.cases: list[Point] = cases.to_dict("records")
+        titles = [settings_text(case, [a for a in axes if a not in apart]) for case in self.cases]
+        panels = list(dict.fromkeys(titles))
+        values = [] if along is None else list(dict.fromkeys(case[along] for case in self.cases))
+        if along in numbers:
+            values.sort()
+        for case, panel in zip(self.cases, titles, strict=True):
+            case["panel"] = panels.index(panel)
+            case["place"] = values.index(case[along]) if along is not None else 0
+            case["slot"] = 0 if has_rows else schedules.index(case["schedule"])
+        num = len(values)
+        half = -(num + 0.1) / 2 if has_rows else max(num + 0.1, _LEAST_PLACES) / 2
+        places: Mapping[str, object] = {
+            "tickvals": list(range(num)),
+            "ticktext": [figure_text(elided(axis_text(str(along), value))) for value in values],
+            "range": [(num - 1) / 2 - half, (num - 1) / 2 + half],
+            "ticklabelstandoff": 3,
+            "showgrid": False,
+            "zeroline": False,
+            "automargin": has_rows,
+        }
         named = {"title": {"text": title, "standoff": 4}, "zeroline": False, **value_axis}
-        axes = {arranged.along: along or arranged.axis(), arranged.value: named}
-        panels: list[Picture] = [
-            {
-                "title": text,
-                "data": [],
-                "layout": {
-                    "template": PLAIN,
-                    "barmode": barmode,
-                    "height": plot_px + below_px + top_px,
-                    "margin": {
-                        "l": 12 if arranged.has_rows else _LEFT_PX,
-                        "r": _RIGHT_PX,
-                        "t": top_px,
-                        "b": below_px,
-                    },
-                    "hovermode": "closest",
-                    **{f"{name}axis": {**axes[name], "fixedrange": True} for name in "xy"},
-                },
-            }
-            for text in arranged.titles
-        ]
+        letter = "y" if has_rows else "x"
+        both = {letter: places if across is None else across, self.value: named}
+        below_px = _BOTTOM_PX + (_AXIS_TITLE_PX if has_rows or across is not None else 0)
+        rows_px = max(num, _LEAST_PLACES) * _ROW_PX if has_rows else _PANEL_PX
+        margin = {"l": 12 if has_rows else _LEFT_PX, "r": _RIGHT_PX, "t": top_px, "b": below_px}
+        layout = {
+            "barmode": barmode,
+            "height": (height_px or rows_px) + below_px + top_px,
+            "margin": margin,
+            "hovermode": "closest",
+        }
         super().__init__(
-            panels,
-            "" if along else arranged.along,
-            tuple(arranged.value if shared is None else shared),
-            ROW_PX if arranged.has_rows else 0,
-            _LEAST_WIDTH_OF_ROWS_PX if arranged.has_rows else _LEAST_WIDTH_PX,
+            [
+                {
+                    "title": text,
+                    "data": [],
+                    "layout": {
+                        **layout,
+                        **{f"{name}axis": {**both[name], "fixedrange": True} for name in "xy"},
+                    },
+                }
+                for text in panels
+            ],
+            letter if across is None else "",
+            tuple(self.value if across is None else "xy") if is_shared else (),
+            _ROW_PX if has_rows else 0,
+            _LEAST_WIDTH_OF_ROWS_PX if has_rows else _LEAST_WIDTH_PX,
         )
 
+    @property
+    def bar_width(self) -> float:
+        return GROUP_WIDTH / self.num_slots
+
+    def points(self, rows: pd.DataFrame) -> list[Point]:
+        """Return rows that have a `case_id` as points of their cases."""
+        cases = {case["case_id"]: case for case in self.cases}
+        records: list[Point] = rows.to_dict("records")
+        return [cases[own["case_id"]] | own for own in records if own["case_id"] in cases]
+
+    def by_schedule(
+        self, points: Sequence[Point] | None = None
+    ) -> Iterator[tuple[str, str, list[Point]]]:
+        """Yield the name, the colour and the points of each schedule."""
+        every = self.cases if points is None else points
+        for schedule in dict.fromkeys(point["schedule"] for point in every):
+            own = [point for point in every if point["schedule"] == schedule]
+            yield figure_text(schedule), self.colors[schedule], own
+
     def marks(
-        self, points: pd.DataFrame, values: str | None, panel: int, kind: str, **settings: Any
+        self,
+        points: Sequence[Point],
+        kind: str,
+        value: str | Callable[[Point], float] | None,
+        told: Told | None,
+        **settings: Any,
     ) -> None:
-        """Add a trace of points at the places of their cases, with values from a column."""
-        where = {self.arranged.along: self.arranged.positions(points)}
-        if values is not None:
-            where[self.arranged.value] = points[values].astype(float).tolist()
-        places = points.reindex(columns=["place", "slot", "within"]).fillna({"within": 0.0})
-        meta = {str(name): column.tolist() for name, column in places.items()}
-        self.add(panel, kind, **where, ids=ids_of(points), meta=meta, **settings)
+        """Add a trace for each panel of the points, at the places of their cases.
 
-    def by_schedule(self, cases: pd.DataFrame | None = None) -> Iterator[tuple[str, str, int, Any]]:
-        """Yield each schedule, its colour, panel and cases."""
-        every = self.arranged.cases
-        colors = schedule_colors(every["schedule"])
-        for schedule, own in (every if cases is None else cases).groupby("schedule", sort=False):
-            for panel, drawn in own.groupby("panel"):
-                yield str(schedule), colors[str(schedule)], int(str(panel)), drawn
-
-    def bars(self, column: str, shown: str, *, with_spread: bool = False) -> None:
-        """Add a trace per schedule and panel; rows are not in the legend, as they have names.
-
-        `shown` is the hover text of the value, with the placeholder `%{value}`.
+        `value` is a name or a function. `told` is the text of a point, below its case's name and
+        above its cautions; without it, points have none. A setting, also one within another, may be
+        a function of the point.
         """
-        value = self.arranged.value
-        for schedule, color, panel, cases in self.by_schedule():
-            error: Update = {}
-            notes = launch_notes(cases)
-            if with_spread and cases["low"].notna().any():  # page or template supply the colour
-                error[f"error_{value}"] = {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": (cases["high"] - cases[column]).tolist(),
-                    "arrayminus": (cases[column] - cases["low"]).tolist(),
-                    "thickness": 1.3,
-                    "width": 3,
-                }
-                notes = notes + [_spread_note(case) for case in cases.to_dict("records")]
+        by_panel = defaultdict[int, list[Point]](list)
+        for point in points:
+            by_panel[point["panel"]].append(point)
+        for panel, own in by_panel.items():
+            trace: Picture = {"ids": ids_of(own)}
+            if self.along:
+                # As `closeUp` in points.js does for the places and slots that a filter leaves.
+                meta = {key: [p.get(key, 0) for p in own] for key in ("place", "slot", "within")}
+                trace |= {"meta": meta, self.along: [self._position(point) for point in own]}
+            if value is not None:
+                read = value if callable(value) else lambda point: point[value]
+                trace[self.value] = [float(read(point)) for point in own]
+            if told is None:
+                trace["hoverinfo"] = "skip"
+            else:
+                trace["hovertext"] = [
+                    "<br>".join(
+                        filter(
+                            None, [f"<b>{figure_text(p['text'])}</b>", told(p), caution_notes(p)]
+                        )
+                    )
+                    for p in own
+                ]
+                trace["hovertemplate"] = "%{hovertext}<extra></extra>"
+            self.add(panel, kind, **trace, **_of_points(settings, own))
+
+    def bars(self, value: str, told: Told, **settings: Any) -> None:
+        """Add the bars of each schedule; rows are not in the legend, as they have names."""
+        for schedule, color, cases in self.by_schedule():
             self.marks(
                 cases,
-                column,
-                panel,
                 "bar",
-                **error,
-                name=figure_text(schedule),
-                showlegend=not self.arranged.has_rows,
-                orientation="h" if self.arranged.has_rows else "v",
-                width=self.arranged.bar_width * 0.92,
-                marker={"color": color, "line": {"width": 0}, "pattern": hatching(cases)},
-                customdata=hover_texts(cases, notes + caution_notes(cases)),
-                hovertemplate=self.hover(f"<b>%{{customdata[0]}}</b><br>{shown}%{{customdata[1]}}"),
+                value,
+                told,
+                name=schedule,
+                showlegend=not self.has_rows,
+                orientation="h" if self.has_rows else "v",
+                width=self.bar_width * 0.92,
+                marker={"color": color, "line": {"width": 0}, "pattern": HATCHING},
+                **settings,
             )
 
     def markers(
-        self, points: pd.DataFrame, name: str, marker: Mapping[str, object], shown: str
+        self, points: Sequence[Point], value: str, told: Told, name: str, **marker: Any
     ) -> None:
-        """Add a trace per panel: markers of cases at their `value`, with the text `hover`."""
-        for panel, own in points.groupby("panel"):
-            self.marks(
-                own,
-                "value",
-                int(str(panel)),
-                "scatter",
-                name=name,
-                mode="markers",
-                cliponaxis=False,
-                marker={"line": {"width": 1, "color": "#ffffff"}, **marker},
-                text=own["hover"].tolist(),
-                hovertemplate=self.hover(f"%{{text}}{shown}"),
-            )
-
-    def hover(self, text: str) -> str:
-        return text.replace("%{value", f"%{{{self.arranged.value}") + "<extra></extra>"
+        """Add markers with a white outline."""
+        marker = {"line": {"width": 1, "color": "#ffffff"}, **marker}
+        look = {"mode": "markers", "cliponaxis": False, "marker": marker}
+        self.marks(points, "scatter", value, told, name=name, **look)
 
     def add_hatch_keys(self) -> None:
         """Add an entry to the legend for each kind of hatching in the chart."""
-        for name, shape in (("oversubscribed", "/"), ("not finite", "x")):
-            if self.arranged.cases[f"is_{name.replace(' ', '_')}"].any():
-                pattern = {**HATCH, "shape": shape}
-                marker = {"color": NEUTRAL, "line": {"width": 0}, "pattern": pattern}
+        for caution, shape in _HATCHES.items():
+            if any(case[caution] for case in self.cases):
+                marker = {"color": NEUTRAL, "line": {"width": 0}}
+                marker["pattern"] = {**_HATCH, "shape": shape}
+                name = caution.removeprefix("is_").replace("_", " ")
                 self.add_key(name, "bar", marker=marker)
 
+    def _position(self, point: Point) -> float:
+        slot = point["slot"] - (self.num_slots - 1) / 2
+        return round(float(point["place"] + (slot + point.get("within", 0)) * self.bar_width), 6)
 
-def _spread_note(case: Mapping[Any, Any]) -> str:
+
+def _of_points(setting: Any, points: Sequence[Point]) -> Any:
+    """Return a setting in which each function is replaced by its values for the points."""
+    if isinstance(setting, dict):
+        return {key: _of_points(own, points) for key, own in setting.items()}
+    return list(map(setting, points)) if callable(setting) else setting
+
+
+def ids_of(points: Sequence[Point]) -> list[str]:
+    """Name the case of each point; plotly draws only one of several points with the same id."""
+    counts = Counter[str]()
+    ids = []
+    for case_id in (str(point["case_id"]) for point in points):
+        ids.append(f"{case_id}/{counts[case_id]}" if counts[case_id] else case_id)
+        counts[case_id] += 1
+    return ids
+
+
+def _shape(case: Point) -> str:
+    return next((_HATCHES[name] for name in reversed(_HATCHES) if case[name]), "")
+
+
+HATCHING = {**_HATCH, "shape": _shape}
+"""The pattern of a bar, by its case."""
+
+
+def symbol(case: Point, shape: str = "circle") -> str:
+    """Return the symbol of a case: open where ranks shared cores, a cross if not finite."""
+    if case["is_not_finite"]:
+        return NOT_FINITE_SYMBOL
+    return f"{shape}-open" if case["is_oversubscribed"] else shape
+
+
+def caution_notes(case: Point) -> str:
+    """Return what to know of a case that was oversubscribed or not finite."""
+    return "<br>".join(text for name, text in _NOTES.items() if case[name])
+
+
+def launch_note(case: Point) -> str:
+    """Return the number of launches that a median is taken over, if there are several."""
+    return f"<br>median of {case['num_launches']} launches" if case["num_launches"] > 1 else ""
+
+
+def spread_note(case: Point) -> str:
+    """Return the range of throughput over launches, or over the steps of one."""
     if is_missing(case["low"]):
         return ""
     between = f"{case['low']:,.0f} to {case['high']:,.0f}"
@@ -242,42 +391,11 @@ def _spread_note(case: Mapping[Any, Any]) -> str:
     return f"<br>95 % interval over the steps of one launch:<br>{between}"
 
 
-def ids_of(points: pd.DataFrame) -> list[str]:
-    """Name the case of each point; plotly draws only one of several points with the same id."""
-    pairs = zip(points["case_id"], points.groupby("case_id").cumcount(), strict=True)
-    return [f"{case_id}/{n}" if n else str(case_id) for case_id, n in pairs]
+def elided(name: str) -> str:
+    """Return the end of a long name, where paths and model names differ."""
+    return name if len(name) <= _LONGEST_TICK else f"…{name[1 - _LONGEST_TICK :]}"
 
 
-def hatching(cases: pd.DataFrame) -> Update:
-    shapes = np.where(cases["is_oversubscribed"], "/", "")
-    return {**HATCH, "shape": np.where(cases["is_not_finite"], "x", shapes).tolist()}
-
-
-def symbols(cases: pd.DataFrame, symbol: str = "circle") -> list[str]:
-    """Return the symbol of each case: open where ranks shared cores, a cross if not finite."""
-    shapes = np.where(cases["is_oversubscribed"], f"{symbol}-open", symbol)
-    return np.where(cases["is_not_finite"], NOT_FINITE_SYMBOL, shapes).tolist()  # type: ignore[no-any-return]
-
-
-def caution_notes(cases: pd.DataFrame) -> pd.Series:
-    """Return the hover notes of cases that were oversubscribed or not finite."""
-    notes = pd.Series("", cases.index, dtype=object)
-    for name, text in _NOTES.items():
-        notes = notes.where(~cases[name].astype(bool), notes + f"<br>{text}")
-    return notes
-
-
-def launch_notes(cases: pd.DataFrame) -> pd.Series:
-    """Return hover notes on the number of launches that a median is taken over."""
-    notes = [f"<br>median of {n} launches" if n > 1 else "" for n in cases["num_launches"]]
-    return pd.Series(notes, cases.index, dtype=object)
-
-
-def hover_texts(cases: pd.DataFrame, notes: pd.Series | list[str]) -> list[list[str]]:
-    """Return the `customdata` of each case or point: its case's name, and the notes on it."""
-    return [[figure_text(text), note] for text, note in zip(cases["text"], notes, strict=True)]
-
-
-def legend() -> dict[str, object]:
-    """Return the settings of a horizontal legend above the figure."""
-    return {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+def figure_text(text: object) -> str:
+    """Escape plain text for a figure, where plotly would interpret `<b>` as markup."""
+    return html.escape(str(text), quote=False)

@@ -15,8 +15,7 @@ from ppbench.display.fields import field_of, figure
 from ppbench.display.units import MEBIBYTES, PERCENT, TOKENS_PER_S, counted, size_unit
 from ppbench.errors import shortened
 from ppbench.judge.evidence import Metric
-from ppbench.report.charts.canvas import NEUTRAL, PLAIN
-from ppbench.report.charts.panels import figure_text
+from ppbench.report.charts.canvas import NEUTRAL, figure_text
 from ppbench.report.scripts import Picture
 from ppbench.statistics.change_points import Step
 from ppbench.statistics.series import Point, Series
@@ -58,7 +57,6 @@ def history_chart(series: Series) -> Picture:
     # Plotly chooses how many ticks of the x axis fit, each is labelled with its commit.
     names = [point.commit[:7] for point in series.points]
     layout = {
-        "template": PLAIN,
         "height": HEIGHT_PX,
         "margin": {"l": 64, "r": 14, "t": 12, "b": 34},
         "hovermode": "closest",

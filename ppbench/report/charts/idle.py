@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from ppbench.cautions import Caution
 from ppbench.display.colors import PART_COLORS
 from ppbench.display.explanation import OF_REPLICAS, PART_NAMES
 from ppbench.display.fields import field_of
-from ppbench.report.charts.canvas import Canvas, caution_notes, hatching, hover_texts
-from ppbench.report.charts.chart import Chart, Measured
-from ppbench.report.charts.panels import arrange_rows
+from ppbench.report.charts.canvas import HATCHING, Canvas, Chart, Measured, Point
 
 PART_COLUMNS = {part: f"bubble_{part}" for part in PART_NAMES if part not in OF_REPLICAS}
 """The parts of every run."""
@@ -31,37 +27,33 @@ def idle(measured: Measured) -> Canvas | None:
     runs = runs[(runs["world_size"] > 1) | (runs["world_size"].max() == 1)]
     parts = runs.groupby("case_id")[[*own.columns, "bubble_mean"]].mean()
     cases = measured.cases.drop(columns=parts.columns, errors="ignore")
-    arranged = arrange_rows(cases.join(parts, on="case_id", how="inner"), measured.axes)
+    cases = cases.join(parts, on="case_id", how="inner")
     axis = {"rangemode": "tozero", "tickformat": ".0%"}
-    canvas = Canvas(arranged, "share of rank-time", axis, barmode="relative")
+    title = "share of rank-time"
+    canvas = Canvas(cases, measured.axes, title, axis, has_rows=True, barmode="relative")
     for column in own.columns:
         part = column.removeprefix("bubble_")
-        for panel, drawn in arranged.cases.groupby("panel"):
-            total = pd.Series([f"<br>of {share:.1%} idle" for share in drawn["bubble_mean"]])
-            total.index = drawn.index
-            canvas.marks(
-                drawn,
-                column,
-                int(str(panel)),
-                "bar",
-                name=field_of(f"{part}_ns").label,
-                orientation="h",
-                width=arranged.bar_width,
-                marker={
-                    "color": PART_COLORS[part],
-                    "line": {"width": 0},
-                    "pattern": hatching(drawn),
-                },
-                customdata=hover_texts(drawn, total + caution_notes(drawn)),
-                hovertemplate=f"<b>%{{customdata[0]}}</b><br>{PART_NAMES[part]}: %{{x:.1%}}"
-                "%{customdata[1]}<extra></extra>",
-            )
+
+        def told(case: Point, part: str = part, column: str = column) -> str:
+            return f"{PART_NAMES[part]}: {case[column]:.1%}<br>of {case['bubble_mean']:.1%} idle"
+
+        canvas.marks(
+            canvas.cases,
+            "bar",
+            column,
+            told,
+            name=field_of(f"{part}_ns").label,
+            orientation="h",
+            width=canvas.bar_width,
+            marker={"color": PART_COLORS[part], "line": {"width": 0}, "pattern": HATCHING},
+        )
     canvas.add_hatch_keys()
     return canvas
 
 
 CHART = Chart(
     name="idle",
+    order=60,
     heading="Where the idle time went",
     note="Idle time as shares of rank-time, stacked by cause: what the schedule itself leaves "
     "idle, and what adds to it. A part to the left of zero saves time.",

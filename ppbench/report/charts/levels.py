@@ -6,7 +6,7 @@ import pandas as pd
 
 from ppbench.display.colors import rank_color
 from ppbench.display.units import NS_PER_MS, is_missing, size_unit
-from ppbench.report.charts.canvas import PLAIN, Drawing
+from ppbench.report.charts.canvas import Drawing
 from ppbench.report.scripts import Picture
 
 _HEIGHT_PX = 300
@@ -31,7 +31,6 @@ def memory_over_time(levels: pd.DataFrame, ranks: pd.DataFrame) -> Drawing:
         "title": "",
         "data": [],
         "layout": {
-            "template": PLAIN,
             "height": _HEIGHT_PX,
             "margin": {"l": 58, "r": 12, "t": 10, "b": 36},
             "hovermode": "closest",

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from ppbench.cautions import Caution
 from ppbench.display.units import size_unit
-from ppbench.report.charts.canvas import Canvas
-from ppbench.report.charts.chart import Chart, Measured
-from ppbench.report.charts.panels import arrange, figure_text
-
-_PREDICTED = {"symbol": "diamond-open", "size": 8, "line": {"width": 1.2}}
-_EACH = {"symbol": "circle", "size": 4, "line": {"width": 0}}
+from ppbench.report.charts.canvas import Canvas, Chart, Measured, launch_note
 
 
 def peak_memory(measured: Measured) -> Canvas | None:
@@ -19,34 +14,46 @@ def peak_memory(measured: Measured) -> Canvas | None:
     if cases.empty:
         return None
     unit, unit_bytes = size_unit(cases["peak_memory_bytes"].max())
-    arranged = arrange(cases.assign(peak=cases["peak_memory_bytes"] / unit_bytes), measured.axes)
-    canvas = Canvas(arranged, unit, {"rangemode": "tozero", "tickformat": ",~r"})
-    shown = f"%{{value:,.1f}} {unit}"
-    canvas.bars("peak", f"{shown}, highest rank")
-    for column, name, marker, word in (
-        ("predicted_peak_memory_bytes", "predicted", _PREDICTED, "predicted"),
-        ("peak_memory_bytes", "each rank", _EACH, "measured"),
+    cases = cases.assign(size=cases["peak_memory_bytes"] / unit_bytes)
+    canvas = Canvas(cases, measured.axes, unit, {"rangemode": "tozero", "tickformat": ",~r"})
+    canvas.bars("size", lambda case: f"{case['size']:,.1f} {unit}, highest rank{launch_note(case)}")
+    for column, name, word, marker in (
+        (
+            "predicted_peak_memory_bytes",
+            "predicted",
+            "predicted",
+            {"symbol": "diamond-open", "size": 8, "line": {"width": 1.2}},
+        ),
+        (
+            "peak_memory_bytes",
+            "each rank",
+            "measured",
+            {"symbol": "circle", "size": 4, "line": {"width": 0}},
+        ),
     ):
         # A row per case and rank, of replicas the fullest, spread over the width of the case's bar.
         owned = ranks.reindex(columns=["run_id", "rank", column]).merge(
             measured.runs[["run_id", "case_id"]], on="run_id"
         )
-        fullest = owned.groupby(["run_id", "case_id", "rank"])[column].max()
-        peaks = fullest.groupby(["case_id", "rank"]).median().reset_index()
-        columns = ["case_id", "panel", "place", "slot", "text", "world_size"]
-        points = peaks.merge(arranged.cases[columns], on="case_id").dropna(subset=[column])
-        points = points.assign(
-            within=0.74 * ((points["rank"] + 0.5) / points["world_size"] - 0.5),
-            value=points[column] / unit_bytes,
-            hover=points["text"].map(figure_text) + "<br>rank " + points["rank"].astype(str),
+        fullest = owned.groupby(["run_id", "case_id", "rank"])[column].max() / unit_bytes
+        sizes = fullest.groupby(["case_id", "rank"]).median().dropna().rename("size")
+        points = canvas.points(sizes.reset_index())
+        for point in points:
+            point["within"] = 0.74 * ((point["rank"] + 0.5) / point["world_size"] - 0.5)
+        canvas.markers(
+            points,
+            "size",
+            lambda point, word=word: f"rank {point['rank']} {word}: {point['size']:,.1f} {unit}",  # type: ignore[misc]
+            name,
+            **marker,
         )
-        canvas.markers(points, name, marker, f" {word}: {shown}")
     canvas.add_hatch_keys()
     return canvas
 
 
 CHART = Chart(
     name="memory",
+    order=40,
     heading="Peak memory",
     note="Bars: the rank with the highest peak. Points: every rank, rank 0 first. Diamonds: the "
     "prediction for each rank from the program and the bytes of a few of its actions.",

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-
-import pandas as pd
+from operator import itemgetter
 
 from ppbench.cautions import Caution
-from ppbench.display.cases import KNOBS, Axes, settings_text, work_axes
+from ppbench.display.cases import KNOBS, settings_text, work_axes
 from ppbench.display.fields import field_of
 from ppbench.display.units import counted, size_unit
 from ppbench.report.charts.canvas import (
     NEUTRAL,
     NOT_FINITE_SYMBOL,
     Canvas,
-    caution_notes,
-    hover_texts,
-    ids_of,
-    launch_notes,
-    symbols,
+    Chart,
+    Measured,
+    Point,
+    elided,
+    figure_text,
+    launch_note,
+    symbol,
 )
-from ppbench.report.charts.chart import Chart, Measured
-from ppbench.report.charts.panels import Panels, elided, figure_text, in_panels
 
 _TOP_PX = 24  # room for the name of the uppermost point
 MOST_LABELS = 6  # more would overlap
@@ -47,66 +46,72 @@ def pareto(measured: Measured, panel_px: int = FRONT_PX) -> Canvas | None:
         return None
     unit, unit_bytes = size_unit(cases["peak_memory_bytes"].max())
     cases = cases.assign(x=cases["peak_memory_bytes"] / unit_bytes)
-    cases, titles = in_panels(cases, work_axes(axes))
     title = {"title": {"text": f"{unit}, fullest rank", "standoff": 4}}
-    memory = {"rangemode": "tozero", "zeroline": False, "tickformat": ",~r", **title}
     canvas = Canvas(
-        Panels(cases, titles),
+        cases,
+        work_axes(axes),
         field_of("tokens_per_s").heading,
         {"tickformat": ",~s"},
-        memory,
-        shared="xy",
+        across={"rangemode": "tozero", "zeroline": False, "tickformat": ",~r", **title},
         height_px=panel_px,
         top_px=_TOP_PX,
     )
-    sizes = sorted(cases["world_size"].unique())
-    for schedule, color, panel, drawn in canvas.by_schedule():
-        shapes = [_SYMBOLS[sizes.index(ranks) % len(_SYMBOLS)] for ranks in drawn["world_size"]]
-        canvas.add(
-            panel,
+    sizes = sorted(cases["world_size"].unique().tolist())
+
+    def name(case: Point) -> str:
+        knobs = [axis for axis in axes if axis in KNOBS] or ["schedule"]
+        settings = (settings_text(case, [knob]) for knob in knobs)
+        text = ", ".join(elided(own) for own in settings if own)
+        return "<br>".join(map(figure_text, textwrap.wrap(text, _LINE)))
+
+    for schedule, color, own in canvas.by_schedule():
+        canvas.marks(
+            own,
             "scatter",
-            x=drawn["x"].tolist(),
-            y=drawn["tokens_per_s"].tolist(),
-            ids=ids_of(drawn),
-            name=figure_text(schedule),
+            "tokens_per_s",
+            lambda case: (
+                f"{case['tokens_per_s']:,.0f} tokens/s"
+                f"<br>{case['x']:,.1f} {unit}, fullest rank{launch_note(case)}"
+            ),
+            x=itemgetter("x"),
+            name=schedule,
             mode="markers",
             cliponaxis=False,
             marker={
                 "color": color,
                 "size": 9,
-                "symbol": [symbols(drawn.iloc[[n]], shape)[0] for n, shape in enumerate(shapes)],
+                "symbol": lambda case: symbol(
+                    case, _SYMBOLS[sizes.index(case["world_size"]) % len(_SYMBOLS)]
+                ),
                 "line": {"width": 0},
             },
-            text=_labels(drawn, axes),
+            text=name,
             meta={
-                "isSound": (~drawn["is_oversubscribed"]).tolist(),
-                "isFinite": (~drawn["is_not_finite"]).tolist(),
+                "isSound": lambda case: not case["is_oversubscribed"],
+                "isFinite": lambda case: not case["is_not_finite"],
             },
-            customdata=hover_texts(drawn, launch_notes(drawn) + caution_notes(drawn)),
-            hovertemplate="<b>%{customdata[0]}</b><br>%{y:,.0f} tokens/s"
-            f"<br>%{{x:,.1f}} {unit}, fullest rank%{{customdata[1]}}<extra></extra>",
         )
     middle = cases["x"].max() / 2
-    for panel in range(len(titles)):
-        own = cases[cases["panel"] == panel]
-        finite = own[~own["is_not_finite"]]
-        sound = finite[~finite["is_oversubscribed"]]
-        pool = finite if sound.empty else sound
-        drawn = pool.iloc[pareto_front(pool["x"].tolist(), pool["tokens_per_s"].tolist())]
+    for panel in range(len(canvas.panels)):
+        finite = [c for c in canvas.cases if c["panel"] == panel and not c["is_not_finite"]]
+        sound = [case for case in finite if not case["is_oversubscribed"]]
+        pool = sound or finite
+        front = pareto_front([c["x"] for c in pool], [c["tokens_per_s"] for c in pool])
+        drawn = [pool[index] for index in front]
         has_labels = len(drawn) <= MOST_LABELS
         canvas.add(
             panel,
             "scatter",
-            x=drawn["x"].tolist(),
-            y=drawn["tokens_per_s"].tolist(),
+            x=[case["x"] for case in drawn],
+            y=[case["tokens_per_s"] for case in drawn],
             name="front",
             mode="lines+markers+text" if has_labels else "lines+markers",
             cliponaxis=False,
             line={"color": NEUTRAL, "width": 1.5, "shape": "hv"},
             marker={"symbol": "circle-open", "size": 17, "color": NEUTRAL, "line": {"width": 1.5}},
-            text=_labels(drawn, axes) if has_labels else [],
+            text=list(map(name, drawn)) if has_labels else [],
             # Labels point away from the nearer side, and up, where no better case can be.
-            textposition=["top right" if x < middle else "top left" for x in drawn["x"]],
+            textposition=["top right" if case["x"] < middle else "top left" for case in drawn],
             textfont={"size": 11},
             meta={"mostLabels": MOST_LABELS},
             hoverinfo="skip",
@@ -120,19 +125,10 @@ def pareto(measured: Measured, panel_px: int = FRONT_PX) -> Canvas | None:
         names["oversubscribed"] = "circle-open"
     if cases["is_not_finite"].any():
         names["not finite"] = NOT_FINITE_SYMBOL
-    for name, symbol in names.items():
-        marker = {"symbol": symbol, "size": 9, "color": NEUTRAL}
-        canvas.add_key(name, mode="markers", marker=marker)
+    for text, shape in names.items():
+        marker = {"symbol": shape, "size": 9, "color": NEUTRAL}
+        canvas.add_key(text, mode="markers", marker=marker)
     return canvas
-
-
-def _labels(cases: pd.DataFrame, axes: Axes) -> list[str]:
-    knobs = [axis for axis in axes if axis in KNOBS] or ["schedule"]
-    settings = (
-        [settings_text(case, [knob]) for knob in knobs] for case in cases[knobs].to_dict("records")
-    )
-    texts = (", ".join(elided(one) for one in own if one) for own in settings)
-    return ["<br>".join(map(figure_text, textwrap.wrap(text, _LINE))) for text in texts]
 
 
 def pareto_front(memory: Sequence[float], speed: Sequence[float]) -> list[int]:
@@ -151,6 +147,7 @@ def pareto_front(memory: Sequence[float], speed: Sequence[float]) -> list[int]:
 
 CHART = Chart(
     name="pareto",
+    order=50,
     heading="Throughput against memory",
     note="Ringed cases are Pareto-optimal: no other case is both faster and smaller. The line is "
     "the highest throughput within a given memory. Oversubscribed cases (open markers) are ignored "

@@ -13,9 +13,7 @@ from ppbench.cautions import Caution
 from ppbench.config.case import EMULATED
 from ppbench.display.cases import Axes
 from ppbench.display.units import counted
-from ppbench.report.charts.canvas import NEUTRAL, Canvas, caution_notes, hover_texts, symbols
-from ppbench.report.charts.chart import Chart, Measured
-from ppbench.report.charts.panels import arrange, figure_text
+from ppbench.report.charts.canvas import NEUTRAL, Canvas, Chart, Measured, symbol
 
 _KINDS = ["schedule", "runtime"]
 
@@ -27,30 +25,29 @@ def scaling(measured: Measured) -> Canvas | None:
     cases = efficiencies(measured.cases, measured.axes).dropna(subset=["efficiency"])
     if not (cases["world_size"] > cases["base_size"]).any():
         return None
-    arranged = arrange(cases, measured.axes)
     sizes = cases["base_size"].unique()
     base = counted(int(sizes[0]), "rank") if len(sizes) == 1 else "fewest ranks"
-    canvas = Canvas(arranged, f"efficiency, {base} = 100 %", {"tickformat": ".0%"})
+    title = f"efficiency, {base} = 100 %"
+    canvas = Canvas(cases, measured.axes, title, {"tickformat": ".0%"})
     dotted = {"color": NEUTRAL, "width": 1.5, "dash": "dot"}
     ideal = {"type": "line", "xref": "x domain", "x0": 0, "x1": 1, "y0": 1, "y1": 1}
     for panel in canvas.panels:
         panel["layout"]["shapes"] = [{**ideal, "line": dotted}]
     canvas.add_key("ideal", mode="lines", line=dotted)
-    for schedule, color, panel_number, own in canvas.by_schedule():
-        drawn = own.sort_values("place").assign(slot=(arranged.num_slots - 1) / 2)
-        bases = [f", {counted(int(size), 'rank')} = 100%" for size in drawn["base_size"]]
+    for schedule, color, own in canvas.by_schedule():
+        middle = (canvas.num_slots - 1) / 2
         canvas.marks(
-            drawn,
-            "efficiency",
-            panel_number,
+            [{**case, "slot": middle} for case in sorted(own, key=lambda case: case["place"])],
             "scatter",
-            name=figure_text(schedule),
+            "efficiency",
+            lambda case: (
+                f"{case['efficiency']:.1%}, {counted(int(case['base_size']), 'rank')} = 100%"
+            ),
+            name=schedule,
             mode="lines+markers",
             cliponaxis=False,
             line={"color": color, "width": 2},
-            marker={"color": color, "size": 8, "symbol": symbols(drawn), "line": {"width": 0}},
-            customdata=hover_texts(drawn, bases + caution_notes(drawn)),
-            hovertemplate="<b>%{customdata[0]}</b><br>%{y:.1%}%{customdata[1]}<extra></extra>",
+            marker={"color": color, "size": 8, "symbol": symbol, "line": {"width": 0}},
         )
     if cases["is_oversubscribed"].any():
         marker = {"symbol": "circle-open", "size": 8, "color": NEUTRAL}
@@ -97,6 +94,7 @@ def efficiencies(cases: pd.DataFrame, axes: Axes) -> pd.DataFrame:
 
 CHART = Chart(
     name="scaling",
+    order=20,
     heading="Scaling efficiency",
     note="Tokens/s per rank relative to a single rank, or to the fewest ranks measured; all other "
     "settings are equal. Emulated ranks take a configured time each, so their model grows with "

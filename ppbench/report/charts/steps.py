@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import pandas as pd
 
 from ppbench.cautions import Caution
 from ppbench.display.colors import translucent
 from ppbench.display.units import NS_PER_MS, counted
-from ppbench.report.charts.canvas import NEUTRAL, Canvas, caution_notes, hover_texts, launch_notes
-from ppbench.report.charts.chart import Chart, Measured
-from ppbench.report.charts.panels import arrange_rows, figure_text
+from ppbench.report.charts.canvas import (
+    NEUTRAL,
+    Canvas,
+    Chart,
+    Measured,
+    Point,
+    launch_note,
+)
 
 LEAST_FOR_BOX = 8
 """Quartiles of fewer steps mean little, so these are drawn one by one."""
@@ -38,89 +45,76 @@ def step_times(measured: Measured) -> Canvas | None:
     for name, ends in (("fastest", usual.min()), ("slowest", usual.max())):
         boxes[name] = ends.reindex(boxes.index).fillna(boxes[name])
     boxes["num_steps"] = by_case_id.size()
-    arranged = arrange_rows(measured.cases.merge(boxes.reset_index(), on="case_id"), measured.axes)
-    canvas = Canvas(arranged, "ms per step", {"tickformat": ",~r"}, shared="")
-    cases = arranged.cases
-    columns = ["case_id", "panel", "place", "slot", "schedule", "text"]
-    has_box = cases["num_steps"] >= LEAST_FOR_BOX
-    for schedule, color, panel, drawn in canvas.by_schedule(cases[has_box]):
+    cases = measured.cases.merge(boxes.reset_index(), on="case_id")
+    axis = {"tickformat": ",~r"}
+    title = "ms per step"
+    canvas = Canvas(cases, measured.axes, title, axis, has_rows=True, is_shared=False)
+    look = {"orientation": "h", "boxpoints": False, "width": canvas.bar_width * 0.8}
+    boxed = [case for case in canvas.cases if case["num_steps"] >= LEAST_FOR_BOX]
+    for schedule, color, own in canvas.by_schedule(boxed):
         canvas.marks(
-            drawn,
-            None,
-            panel,
+            own,
             "box",
-            name=figure_text(schedule),
+            None,
+            None,
+            name=schedule,
             showlegend=False,
-            orientation="h",
-            **{name: drawn[name].tolist() for name in ("q1", "median", "q3")},
-            lowerfence=drawn["fastest"].tolist(),
-            upperfence=drawn["slowest"].tolist(),
-            width=arranged.bar_width * 0.8,
+            **{name: itemgetter(name) for name in ("q1", "median", "q3")},
+            lowerfence=itemgetter("fastest"),
+            upperfence=itemgetter("slowest"),
             line={"color": color, "width": 1.5},
             fillcolor=translucent(color, 0.35),
-            boxpoints=False,
-            hoverinfo="skip",
+            **look,
         )
-    single = times[~times["is_outlier"]].merge(cases.loc[~has_box, columns], on="case_id")
-    for schedule, color, panel, points in canvas.by_schedule(single):
-        canvas.marks(
-            points,
-            "ms",
-            panel,
-            "scatter",
-            name=figure_text(schedule),
-            showlegend=False,
-            mode="markers",
-            marker={"size": 7, "color": color},
-            hoverinfo="skip",
-        )
+    columns = ["case_id", "launch", "step", "ms"]
+    few = cases.loc[cases["num_steps"] < LEAST_FOR_BOX, "case_id"]
+    single = times.loc[~times["is_outlier"] & times["case_id"].isin(few), columns]
+    for schedule, color, own in canvas.by_schedule(canvas.points(single)):
+        marker = {"size": 7, "color": color}
+        look = {"showlegend": False, "mode": "markers", "marker": marker}
+        canvas.marks(own, "scatter", "ms", None, name=schedule, **look)
     # The medians are the marks to hover over: plotly would show five labels of a box at once.
-    for number, drawn in cases.groupby("panel"):
-        notes = launch_notes(drawn).str.replace("median of", "steps of") + caution_notes(drawn)
-        canvas.marks(
-            drawn,
-            "median",
-            int(str(number)),
-            "scatter",
-            name="median",
-            showlegend=False,
-            mode="markers",
-            marker={"symbol": "line-ns", "size": 12, "line": {"width": 2.5, "color": NEUTRAL}},
-            customdata=hover_texts(drawn, drawn.apply(_box_text, axis=1) + notes),
-            hovertemplate="<b>%{customdata[0]}</b><br>median %{x:,.1f} ms%{customdata[1]}"
-            "<extra></extra>",
-        )
-    outliers = times[times["is_outlier"]].merge(cases[columns], on="case_id")
-    for number, points in outliers.groupby("panel"):
-        steps = zip(points["launch"], points["step"], strict=True)
-        canvas.marks(
-            points,
-            "ms",
-            int(str(number)),
-            "scatter",
-            name="outlier",
-            mode="markers",
-            cliponaxis=False,
-            marker={"symbol": "circle-open", "size": 6, "color": NEUTRAL},
-            customdata=hover_texts(points, [f"launch {of}, step {step}" for of, step in steps]),
-            hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]}: %{x:,.1f} ms,"
-            "<br>an outlier among the steps of its launch<extra></extra>",
-        )
+    canvas.marks(
+        canvas.cases,
+        "scatter",
+        "median",
+        _box_text,
+        name="median",
+        showlegend=False,
+        mode="markers",
+        marker={"symbol": "line-ns", "size": 12, "line": {"width": 2.5, "color": NEUTRAL}},
+    )
+    canvas.marks(
+        canvas.points(times.loc[times["is_outlier"], columns]),
+        "scatter",
+        "ms",
+        lambda point: (
+            f"launch {point['launch']}, step {point['step']}: {point['ms']:,.1f} ms,"
+            "<br>an outlier among the steps of its launch"
+        ),
+        name="outlier",
+        mode="markers",
+        cliponaxis=False,
+        marker={"symbol": "circle-open", "size": 6, "color": NEUTRAL},
+    )
     return canvas
 
 
-def _box_text(case: pd.Series) -> str:
+def _box_text(case: Point) -> str:
+    many = counted(int(case["num_steps"]), "step")
+    launches = launch_note(case).replace("median of", "steps of")
     if case["num_steps"] < LEAST_FOR_BOX:
-        return f" of {counted(int(case['num_steps']), 'step')}"
+        return f"median {case['median']:,.1f} ms of {many}{launches}"
     return (
-        f"<br>half of {counted(int(case['num_steps']), 'step')}: "
-        f"{case['q1']:,.1f} to {case['q3']:,.1f} ms"
-        f"<br>all but outliers: {case['fastest']:,.1f} to {case['slowest']:,.1f} ms"
+        f"median {case['median']:,.1f} ms"
+        f"<br>half of {many}: {case['q1']:,.1f} to {case['q3']:,.1f} ms"
+        f"<br>all but outliers: {case['fastest']:,.1f} to {case['slowest']:,.1f} ms{launches}"
     )
 
 
 CHART = Chart(
     name="steps",
+    order=70,
     heading="Step times",
     note="Periods of the measured steps; fewer than 8 are drawn one by one. A box spans the middle "
     "half of the steps, its whiskers all but the outliers. Each panel has its own scale, which "

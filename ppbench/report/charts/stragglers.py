@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 
 from ppbench.analysis.stragglers import LEAST_COST
-from ppbench.report.charts.canvas import PLAIN
 from ppbench.report.scripts import Picture
 
 _FRAME_PX, _ROW_PX, _LEAST_PX, _MOST_PX = 112, 18, 220, 760
@@ -30,7 +29,6 @@ def heat_map(by_worker: pd.DataFrame, title: str) -> Picture:
         "hovertemplate": "replica %{y}, rank %{x}<br><b>S = %{z:.4f}</b><extra></extra>",
     }
     layout = {
-        "template": PLAIN,
         "height": int(np.clip(_FRAME_PX + _ROW_PX * len(grid), _LEAST_PX, _MOST_PX)),
         "title": {"text": title, "font": {"size": 13}, "x": 0, "xref": "paper", "xanchor": "left"},
         "margin": {"l": 58, "r": 12, "t": 64, "b": 48},

@@ -16,7 +16,7 @@ from ppbench.display.formats import Assets
 from ppbench.display.stragglers import cause_in_words
 from ppbench.errors import StoreError
 from ppbench.explanation import stragglers_of_run
-from ppbench.report.charts.chart import Measured
+from ppbench.report.charts.canvas import Measured
 from ppbench.report.charts.pareto import pareto
 from ppbench.report.charts.registry import CHARTS
 from ppbench.report.charts.stragglers import heat_map

@@ -44,7 +44,7 @@ function drawFront({ data }, middle) {
   });
 }
 
-// Places and slots that no case is left in give their room to the others; as `positions` in panels.py.
+// Places and slots that no case is left in give their room to the others; as `Canvas` in canvas.py.
 const GROUP_WIDTH = 0.78;
 const LEAST_PLACES = 3;
 

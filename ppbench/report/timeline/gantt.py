@@ -22,8 +22,7 @@ from ppbench.display.colors import (
     ink_on,
     translucent,
 )
-from ppbench.report.charts.canvas import NEUTRAL, PLAIN, legend
-from ppbench.report.charts.panels import figure_text
+from ppbench.report.charts.canvas import LEGEND, NEUTRAL, figure_text
 from ppbench.report.scripts import Picture
 from ppbench.report.timeline.drawing import MOST_BARS, NUM_SLICES, PALE, ROW_PX, Columns, Drawing
 from ppbench.report.timeline.marks import Step
@@ -261,12 +260,11 @@ def _layout(drawing: Drawing, *, is_overview: bool) -> Picture:
     ]
     below_px = _BOTTOM_PX + (_NOTE_PX if is_overview else 0)
     return {
-        "template": PLAIN,
         "annotations": notes,
         "barmode": "overlay",
         "height": round(drawing.num_rows * drawing.row_px) + _TOP_PX + below_px,
         "hovermode": "closest",
-        "legend": legend(),
+        "legend": LEGEND,
         "margin": {"b": below_px, "l": 62, "r": 12, "t": _TOP_PX},
         "uniformtext": {"minsize": 9, "mode": "hide"},
         "xaxis": {

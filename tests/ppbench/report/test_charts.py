@@ -15,7 +15,7 @@ from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes
 from ppbench.display.colors import PART_COLORS
 from ppbench.display.explanation import OF_REPLICAS
-from ppbench.report.charts.chart import Measured
+from ppbench.report.charts.canvas import Measured
 from ppbench.report.charts.registry import CHARTS
 from ppbench.store import Store
 
@@ -81,7 +81,7 @@ def test_oversubscribed_cases_are_hatched_and_say_why(demo: Store) -> None:
     figure = chart("bubble", demo.runs(), ("schedule", "world_size"))
     (afab,) = [trace for trace in figure.data if trace.name == "afab"]
     assert list(afab.marker.pattern.shape) == ["", "", "/"]
-    assert "so the schedule cannot be judged" in afab.customdata[2][1]
+    assert "so the schedule cannot be judged" in afab.hovertext[2]
     assert "oversubscribed" in traces(figure)
 
 
@@ -109,7 +109,7 @@ def test_error_bars_go_over_launches_though_those_of_two_sweeps_have_one_number(
     runs = pd.DataFrame(rows)
     (bar,) = chart("throughput", runs, ()).data
     assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([50.0], [50.0])
-    assert "median of 2 launches<br>launches: 100 to 200" in bar.customdata[0][1]
+    assert "median of 2 launches<br>launches: 100 to 200" in bar.hovertext[0]
     assert concluded(runs).sentence.text.endswith(" reaches 150 tokens/s.")
 
 
@@ -118,7 +118,7 @@ def test_error_bars_of_one_launch_are_what_its_steps_tell() -> None:
     runs = pd.DataFrame([run_row(0, Case(), **interval)])
     (bar,) = chart("throughput", runs, ()).data
     assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([20.0], [50.0])
-    assert "95 % interval over the steps of one launch:<br>950 to 1,020" in bar.customdata[0][1]
+    assert "95 % interval over the steps of one launch:<br>950 to 1,020" in bar.hovertext[0]
     (bare,) = chart("throughput", runs.assign(**dict.fromkeys(interval)), ()).data
     assert bare.error_x.array is None
 
@@ -196,7 +196,7 @@ def test_a_rank_is_shown_beside_its_prediction() -> None:
     assert list(drawn["each rank"].x) == [100.0, 80.0]
     assert list(drawn["predicted"].x) == [90.0, 85.0]
     assert list(drawn["predicted"].y) == list(drawn["each rank"].y)
-    assert "rank 1" in drawn["predicted"].text[1]
+    assert "rank 1" in drawn["predicted"].hovertext[1]
 
 
 def test_a_rank_of_replicas_is_shown_by_the_fullest() -> None:
@@ -293,7 +293,7 @@ def test_few_steps_are_points_since_their_quartiles_say_nothing() -> None:
     points, median, outlier = figure.data
     assert list(points.x) == [10.0, 12.0]
     assert list(outlier.x) == [40.0]
-    assert "of 3 steps" in median.customdata[0][1]
+    assert "of 3 steps" in median.hovertext[0]
 
 
 def test_a_box_holds_the_quartiles_and_outliers_stand_outside_its_whiskers() -> None:

@@ -29,7 +29,7 @@ from ppbench.config.case import Case
 from ppbench.display.cases import axis_text, varying_axes
 from ppbench.display.colors import OP_COLORS, ink_on
 from ppbench.display.units import held
-from ppbench.report.charts.chart import Measured
+from ppbench.report.charts.canvas import Measured
 from ppbench.report.charts.throughput import throughput
 from ppbench.report.pages.report import render_report, write_report
 from ppbench.report.pages.tables import failures, filters, flight_of, summary, value_text

@@ -17,7 +17,7 @@ from tracked import STEADY, SWEEP, add_launches, store_in
 
 from ppbench.config.case import Case
 from ppbench.display.cases import NOT_FINITE
-from ppbench.report.charts.chart import Measured
+from ppbench.report.charts.canvas import Measured
 from ppbench.report.charts.pareto import pareto
 from ppbench.report.pages.report import render_report
 from ppbench.run.records import LOSS, NotFinite, first_of
