@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ppbench.cli.commands import COMPARE
-from ppbench.cli.comparison import compared
+from ppbench.cli.comparison import compared, page_of
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     REPORTS,
@@ -25,7 +25,6 @@ from ppbench.cli.options import (
     going_on,
     until_of,
 )
-from ppbench.display.commands import command
 from ppbench.display.document import Result
 from ppbench.errors import UsageError
 
@@ -114,24 +113,15 @@ def compare(
             progress=progress,
         )
 
+    answer = compared(result)
+
     def write(path: Path) -> None:
-        from ppbench.report.pages.comparison import render_comparison
         from ppbench.report.pages.templates import listed, write_page
 
-        again = command(
-            *("compare", *words),
-            across=across,
-            base=base_value,
-            all_pairs=all_pairs,
-            metric=metrics,
-            results=results,
-            output=path,
-        )
         with listed(path, REPORTS):  # one in the folder of reports is added to their index
-            changed = result.break_down(result.changed())
-            write_page(path, render_comparison(result, changed, again))
+            write_page(path, page_of(result, answer))
 
-    return dataclasses.replace(compared(result), write_page=write)
+    return dataclasses.replace(answer, write_page=write)
 
 
 def split_names(words: Sequence[str]) -> tuple[str | None, str | None, Path | None]:

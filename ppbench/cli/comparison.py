@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import pandas as pd
+
+from ppbench.analysis.breakdown import DURATION
 from ppbench.cli.options import typed_command
 from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, entry_text
 from ppbench.commits.saved import Recheck, identity_values
@@ -16,20 +19,45 @@ from ppbench.comparison.lines import COMMIT, Comparison, Contrast, Line, ends, l
 from ppbench.comparison.measurement import MOST_LAUNCHES, stop_text
 from ppbench.comparison.sides import SHORT
 from ppbench.display.cases import axis_text
-from ppbench.display.changes import change_text, figure_text, moved_sentences, verdict_text
+from ppbench.display.changes import (
+    BY_AXIS,
+    BY_COMMIT,
+    change_text,
+    figure_text,
+    moved_sentences,
+    ms_text,
+    span_name,
+    verdict_text,
+)
 from ppbench.display.commands import LAUNCHES, repeated
-from ppbench.display.document import Block, Code, Fold, Result, Text
-from ppbench.display.fields import field_of, words
+from ppbench.display.commands import command as repeatable
+from ppbench.display.document import Block, Code, Facts, Fold, Result, Section, Text
+from ppbench.display.fields import field_of, number, words
 from ppbench.display.rows import Rows, Written
 from ppbench.display.tables import Table
-from ppbench.display.units import counted
+from ppbench.display.units import MISSING, MS, counted, percent
 from ppbench.errors import ExitCode
-from ppbench.report.pages.comparison import facts_of, why_idle
+from ppbench.judge.verdicts import SPEED, Verdict
+from ppbench.report.charts.forest import Intervals
+from ppbench.report.pages.provenance import COMPARISON, about_runs, environments
+from ppbench.report.pages.templates import page
 
 _COLUMNS = ("case", "fingerprint", "figure", "base", "head", "change_text", "verdict")
 _FOR_PEOPLE = ("figure", "change_text", "launches", "allowed", "gate", "stated")
 _LABELS = {"stated": words("stated"), "outcome": words("outcome")}
 _DETAILS = ["case", "metric", "fingerprint", "p", "resolution", "within", "num_base", "num_head"]
+_SPANS = {
+    "spans": words("spans"),
+    "op": words("op"),
+    "base": number("base", "", MS),
+    "head": number("head", "", MS),
+    "change_text": words("change", is_number=True),
+    "per_step": number("per step", "", MS),
+}
+_ABOUT_SPANS = (
+    "Median times of single actions, launch by launch: only differences that are significant and "
+    "at least 0.5 % of a step. The last column adds up what they make of a rank's time in a step."
+)
 _MOST_NAMED = 3
 Values = Mapping[str, object]
 Judged = tuple[Line, Values, Values]
@@ -43,12 +71,15 @@ def compared(comparison: Comparison) -> Result:
         why = f"no two cases differ in {key_of(comparison.axis)} alone"
     judged: list[Judged] = [(line, comparison.values_of(line), {}) for line in comparison.lines]
     rows, table = _table(comparison, judged)
+    answer = [Text(line, is_heading=place == 0) for place, line in enumerate(_answer(comparison))]
     blocks: list[Block] = [
-        *_heads(comparison),
-        *_stop(comparison, typed_command()),
-        table if judged else Text(f"nothing to compare: {why}"),
+        Facts(_facts(comparison)),
+        Section("answer", "", [*answer, *_stop(comparison, typed_command())]),
+        *_intervals(comparison),
+        Section("figures", "Figures", [table]) if judged else Text(f"nothing to compare: {why}"),
         *_moved(comparison),
         *_notes(comparison),
+        *_origin(comparison, typed_command()),
     ]
     is_answered = comparison.has_verdict and not comparison.is_open
     return Result(
@@ -59,6 +90,15 @@ def compared(comparison: Comparison) -> Result:
         key="changes",
         notes=_asides(comparison, typed_command()),
     )
+
+
+def page_of(comparison: Comparison, answer: Result) -> str:
+    """The page of `ppbench compare`."""
+    title = f"{comparison.base.name} and {comparison.head.name}"
+    if comparison.axis != COMMIT:
+        values = ", ".join(axis_text(comparison.axis, one) for one in comparison.axis_values)
+        title = f"Along {key_of(comparison.axis)}: {values}"
+    return page(answer, about_runs(COMPARISON, title, _runs(comparison)))
 
 
 def gated(result: GateResult, command: str) -> Result:
@@ -72,16 +112,16 @@ def gated(result: GateResult, command: str) -> Result:
         values = {**one.values(), **comparison.values_of(one.line)}
         judged.append((one.line, values, more if one.is_gated else {"gate": "not gated"}))
     why = [
-        *(f"regression: {_sentence(g)}; {_allowed(g)} is allowed" for g in result.regressions),
+        *(f"regression: {_changed(g)}; {_allowed(g)} is allowed" for g in result.regressions),
         *(f"failed at head: {case}" for case in result.failed),
         *(f"not enough data: {case}" for case in result.missing),
         *(
-            f"open: {_sentence(one)}{'; it passes' * (result.exit_code == ExitCode.ok)}"
+            f"open: {_changed(one)}{'; it passes' * (result.exit_code == ExitCode.ok)}"
             for one in result.open
         ),
     ]
     accepted = [
-        f"{_sentence(one)}, with {entry.commit[:SHORT]}: {' '.join(entry.reason.split())}"
+        f"{_changed(one)}, with {entry.commit[:SHORT]}: {' '.join(entry.reason.split())}"
         for one in result.accepted
         if (entry := one.accepted) is not None
     ]
@@ -89,8 +129,9 @@ def gated(result: GateResult, command: str) -> Result:
     blocks: list[Block] = [
         Text(headline(result), is_heading=True),
         *_to_decide(result, command),
-        *_heads(comparison),
+        Facts(_facts(comparison)),
         *_stop(comparison, command),
+        *_intervals(comparison),
         *([table] if judged else []),
         *_moved(comparison),
         *_section("Why", why, ""),
@@ -167,11 +208,83 @@ def _to_decide(result: GateResult, command: str) -> Iterator[Block]:
         yield Code(again, "to decide it, on a quiet machine")
 
 
-def _heads(comparison: Comparison) -> Iterator[Block]:
-    """Say what is compared, and how many runs of it."""
-    facts = facts_of(comparison)
-    width = max(len(name) for name, _ in facts) + 2
-    yield Text([f"{name:{width}}{' '.join(text.split())}" for name, text in facts], is_foreign=True)
+def _facts(compared: Comparison) -> dict[str, str]:
+    """Return what is compared and how many runs of it, by its name."""
+    axis = compared.axis
+    if axis == COMMIT:
+        facts = dict[str, str]()
+        for word, side in (("base", compared.base), ("head", compared.head)):
+            failed = f", {len(side.failed)} failed" if len(side.failed) else ""
+            facts[word] = f"{side.title}, {counted(len(side.runs), 'run')}{failed}"
+        only = compared.series()
+        return {**facts, "case": only[0].text} if len(only) == 1 else facts
+    values = ", ".join(
+        f"{axis_text(axis, value)}{' (base)' if value == compared.base_value else ''}"
+        for value in compared.axis_values
+    )
+    changes = [line.change for line in compared.lines]
+    nums = {num for change in changes for num in (change.num_base, change.num_head)}
+    each = f", {counted(min(nums), 'launch')} of each case" if len(nums) == 1 else ""
+    facts = {"across": f"{key_of(axis)}: {values}", "runs": f"{compared.base.title}{each}"}
+    return {**facts, "all": compared.shared} if compared.shared else facts
+
+
+def _answer(comparison: Comparison) -> Iterator[str]:
+    """Say for each pair of sides whether one is faster, and by how much."""
+    axis, sides = comparison.axis, dict[tuple[str, str], list[Line]]()
+    for line in comparison.lines:
+        if line.metric.name == SPEED:
+            ends = line.series.base_value, line.series.head_value
+            base, head = (axis_text(axis, value) for value in ends)
+            if axis == COMMIT:
+                base, head = comparison.base.name, comparison.head.name
+            sides.setdefault((base, head), []).append(line)
+    for (base, head), lines in sides.items():
+        yield _sentence(base, head, lines)
+
+
+def _sentence(base: str, head: str, lines: Sequence[Line]) -> str:
+    """`1f1b against afab in 4 cases: faster in 3 (+1.2 to +4.0 %), open in 1.`."""
+    if len(lines) == 1:
+        (line,) = lines
+        change = change_text(line.metric, line.change)
+        pair = f"{head} against {base}"
+        match line.change.verdict:
+            case Verdict.faster | Verdict.slower:
+                return f"{head} is {line.change.verdict} than {base}: {change} tokens/s."
+            case Verdict.same:
+                return f"{head} is as fast as {base}: {change} tokens/s."
+        if line.change.has_interval:
+            known = f"known within {percent(line.change.within)}"
+            return f"Open: {pair}: {change} tokens/s, {known}; measure more launches."
+        return f"Open: {pair} has too few launches for a verdict ({change} tokens/s)."
+    counts = []
+    for verdict in Verdict:
+        some = [line for line in lines if line.change.verdict is verdict]
+        if some:
+            ratios = [100 * (line.change.ratio.estimate - 1) for line in some if line.change.ratio]
+            spread = ""
+            if ratios and verdict.is_claim:
+                ends = dict.fromkeys(f"{end:+.1f}" for end in (min(ratios), max(ratios)))
+                spread = f" ({' to '.join(ends)} %)"
+            counts.append(f"{verdict} in {len(some)}{spread}")
+    return f"{head} against {base} in {counted(len(lines), 'case')}: {', '.join(counts)}."
+
+
+def _intervals(comparison: Comparison) -> Iterator[Block]:
+    lines, series = comparison.lines, comparison.series()
+    metrics = list(dict.fromkeys(line.metric for line in lines))
+    changes = {(line.series, line.metric): line.change for line in lines}
+    has_machines = len({one.fingerprint for one in series}) > 1
+    rows = {
+        f"{one.text} {one.fingerprint}" if has_machines else one.text: [
+            changes.get((one, metric)) for metric in metrics
+        ]
+        for one in series
+    }
+    if rows:
+        caption = "Change from base to head with its 95\u00a0% interval."
+        yield Section("intervals", "Intervals", [Intervals(metrics, rows, caption)], of_page=True)
 
 
 def _stop(comparison: Comparison, command: str) -> Iterator[Block]:
@@ -251,21 +364,69 @@ def _section(title: str, lines: Sequence[str], prefix: str | None = None) -> Ite
 
 
 def _moved(comparison: Comparison) -> Iterator[Block]:
+    """What moved in each contrast that changed, and the command that draws both of its sides."""
     breakdowns = comparison.break_down(comparison.changed())
     has_several = len({breakdown.series.fingerprint for breakdown in breakdowns}) > 1
+    is_commit, blocks = comparison.axis == COMMIT, list[Block]()
     for part in breakdowns:
         on = f" on {part.series.fingerprint}" if has_several else ""
         title = f"What changed in {part.series.text}{on}"
-        if comparison.axis != COMMIT:
+        if not is_commit:
             title = ", ".join(["What changed", part.series.pair, *part.series.common])
-        yield from _section(title, moved_sentences(part.moved, why_idle(comparison)))
+        ids = []  # the launch of each side whose throughput is the median, or next to it
+        for runs in (part.series.base, part.series.head):
+            known = runs.dropna(subset=[SPEED]).sort_values([SPEED, "run_id"])
+            ids += [str(run_id) for run_id in known["run_id"].iloc[(len(known) - 1) // 2 :][:1]]
+        rows = [
+            {
+                "spans": span_name(moved),
+                "op": moved.of.op or MISSING,
+                "base": Written(moved.change.base, ms_text(moved.change.base)),
+                "head": Written(moved.change.head, ms_text(moved.change.head)),
+                "change_text": change_text(DURATION, moved.change),
+                "per_step": Written(moved.contribution_ns, f"{moved.contribution_ns / 1e6:+z,.2f}"),
+            }
+            for moved in part.moved
+            if moved.has_moved
+        ]
+        drawn = list[Block]()
+        if ids:
+            line = repeatable("timeline", *ids, results=comparison.base.store.folder)
+            drawn.append(Code(line, "both timelines on one axis"))
+        if rows:
+            spans = Fold(
+                f"{counted(len(rows), 'kind')} of spans",
+                [Text(_ABOUT_SPANS), Table(Rows.of_records(rows), _SPANS, name=title), *drawn],
+            )
+            drawn = [spans]
+        why = BY_COMMIT if is_commit else BY_AXIS
+        blocks += _section(title, moved_sentences(part.moved, why))
+        blocks += [Section("", "", drawn, of_page=True)] if drawn else []
+    if blocks:
+        yield Section("moved", "", blocks)
+
+
+def _origin(comparison: Comparison, command: str) -> Iterator[Block]:
+    """On what the runs were measured, and the command that writes the page again."""
+    runs = _runs(comparison)
+    if not runs.empty:
+        about: list[Block] = [Facts(dict(facts)) for facts in environments(runs)]
+        blocks: list[Block] = [Fold("Environment", about), Code(command, language="sh")]
+        yield Section("reproduce", "Environment and reproduction", blocks, of_page=True)
+
+
+def _runs(comparison: Comparison) -> pd.DataFrame:
+    """The runs of both sides, each once."""
+    stores = {side.store.folder: side.store for side in (comparison.base, comparison.head)}
+    tables = [store.table("runs", comparison.run_ids) for store in stores.values()]
+    return pd.concat(tables).drop_duplicates("run_id").sort_values("run_id")
 
 
 def _notes(comparison: Comparison) -> Iterator[Block]:
     yield from _section("Notes", comparison.notes, "note: ")
 
 
-def _sentence(one: GatedLine) -> str:
+def _changed(one: GatedLine) -> str:
     line = one.line
     label = field_of(line.metric.name).label
     return f"{line.series.text}: {label} {change_text(line.metric, line.change)}"

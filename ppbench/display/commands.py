@@ -47,6 +47,12 @@ def option_words(**options: object) -> list[str]:
     return words
 
 
+def from_anywhere(command: str) -> str:
+    """Return a command as it works in any folder, where a page is read; other text as it is."""
+    is_command = command.startswith("ppbench ")
+    return f"cd {shlex.quote(str(Path.cwd()))} && {command}" if is_command else command
+
+
 def near(sweep: str | None) -> str:
     """A sweep file as it would be typed here; `SWEEP` if it is not known."""
     if sweep is None:

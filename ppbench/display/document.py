@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ppbench.console import wrapped
+from ppbench.display.commands import from_anywhere
 from ppbench.display.formats import Format
 from ppbench.display.markup import as_code, escaped, fragment
 from ppbench.display.rows import AS_IT_IS, Record, Rows, View, text_of
@@ -72,12 +73,12 @@ class Text:
     def html(self) -> str:
         if self.title:
             template = (
-                "<h4>{{ title }}</h4>\n"
+                "<h3>{{ title }}</h3>\n"
                 "<ul>{% for line in lines %}<li>{{ line }}</li>{% endfor %}</ul>"
             )
             return fragment(template, title=self.title, lines=self._lines)
-        name = "h3" if self.is_heading else "p"
-        return "\n".join(fragment(f"<{name}>{{{{ l }}}}</{name}>", l=line) for line in self._lines)
+        lead = ' class="lead"' if self.is_heading else ""
+        return "\n".join(fragment(f"<p{lead}>{{{{ l }}}}</p>", l=line) for line in self._lines)
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,15 @@ class Facts:
             lines += [f" {name:<{widest}}   {part}".rstrip() for name, part in pairs]
         return "\n".join(lines)
 
-    def _table(self) -> Table:
-        return Table(Rows(["key", "value"], list(self._texts.items())), ["key", "value"])
-
     def markdown(self) -> str:
-        return self._table().markdown()
+        return Table(Rows(["key", "value"], list(self._texts.items()))).markdown()
 
     def html(self) -> str:
-        return self._table().html()
+        template = (
+            '<dl class="facts">\n{% for name, text in facts.items() %}'
+            "<div><dt>{{ name }}</dt><dd>{{ text }}</dd></div>\n{% endfor %}</dl>"
+        )
+        return fragment(template, facts=self._texts)
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,12 @@ class Code:
         return f"{title}```{self.language}\n{self.text}\n```"
 
     def html(self) -> str:
+        """A page adds a button that copies the text; a command works wherever it is pasted."""
         template = (
-            "{% if title %}<p>{{ title }}:</p>\n{% endif %}<pre><code>{{ text }}</code></pre>"
+            "{% if title %}<p>{{ title }}:</p>\n{% endif %}"
+            '<div class="copyable"><pre>{{ text }}</pre></div>'
         )
-        return fragment(template, title=self.title, text=self.text)
+        return fragment(template, title=self.title, text=from_anywhere(self.text))
 
 
 @dataclass(frozen=True)
@@ -168,17 +172,44 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A drawing in characters, as wide as it is; `of_page` is what a page shows in its place."""
+class Section:
+    """Blocks that are a section of a page, with a heading and a name for links.
 
-    text: str
+    Elsewhere they stand without a heading, or not at all if they are `of_page`.
+    """
+
+    name: str
+    heading: str
+    blocks: Sequence[Block]
+    of_page: bool = False
+
+    def terminal(self) -> str:
+        return "" if self.of_page else _joined([one.terminal() for one in self.blocks])
+
+    def markdown(self) -> str:
+        return "" if self.of_page else _joined([one.markdown() for one in self.blocks])
+
+    def html(self) -> str:
+        template = '<section id="{{ name }}">{% if heading %}\n<h2>{{ heading }}</h2>{% endif %}'
+        head = fragment(template, name=self.name, heading=self.heading)
+        return "\n".join([head, *(one.html() for one in self.blocks), "</section>"])
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing in characters, as wide as it is; `of_page` is what a page shows in its place.
+
+    Without characters it is on pages alone.
+    """
+
+    text: str = ""
     of_page: str = ""
 
     def terminal(self) -> str:
         return self.text
 
     def markdown(self) -> str:
-        return f"```\n{self.text}\n```"
+        return f"```\n{self.text}\n```" if self.text else ""
 
     def html(self) -> str:
         return self.of_page or fragment("<pre>{{ text }}</pre>", text=self.text)
@@ -258,11 +289,17 @@ def _seen(result: Result, view: View) -> Sequence[Block]:
     """
     if view == AS_IT_IS:
         return result.blocks
-    if any(isinstance(one, Table) and one.rows is result.rows for one in result.blocks):
-        return [
-            replace(one, view=view) if isinstance(one, Table) and one.rows is result.rows else one
-            for one in result.blocks
-        ]
+    blocks, is_there = [], False
+    for block in result.blocks:
+        one: Block = block
+        inside = block.blocks if isinstance(block, Section) else [block]
+        if any(isinstance(each, Table) and each.rows is result.rows for each in inside):
+            is_there = True
+            seen = [replace(b, view=view) if isinstance(b, Table) else b for b in inside]
+            one = replace(block, blocks=seen) if isinstance(block, Section) else seen[0]
+        blocks.append(one)
+    if is_there:
+        return blocks
     if isinstance(result.rows, Record):
         chosen = result.rows.viewed(view).records()
         return [Facts({name: text_of(value) for name, value in chosen.items()})]

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
 
 def escaped(text: str) -> str:
@@ -22,7 +22,12 @@ def as_code(text: str) -> str:
 
 def fragment(template: str, **values: object) -> str:
     """Fill a template of HTML, in which every value is escaped."""
-    return _environment().from_string(template).render(values)
+    return _template(template).render(values)
+
+
+@functools.cache
+def _template(text: str) -> Template:
+    return _environment().from_string(text)
 
 
 @functools.cache

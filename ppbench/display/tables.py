@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple
 
 from ppbench.console import note, width_of
 from ppbench.display.fields import (
@@ -24,7 +25,7 @@ from ppbench.display.fields import (
 )
 from ppbench.display.fitting import Column, Layout, fit
 from ppbench.display.markup import escaped, fragment
-from ppbench.display.rows import AS_IT_IS, Rows, View, Written, text_of
+from ppbench.display.rows import AS_IT_IS, Rows, View, Written, plain, text_of
 from ppbench.errors import printable
 from ppbench.store.columns import SETTINGS
 
@@ -33,14 +34,34 @@ PAGE_WIDTH = 100
 ALL_IN_MARKDOWN = "--format markdown shows all"
 _ELLIPSIS = "…"
 _HTML = """\
-<table>
-<thead><tr>{% for heading, is_number in headings %}<th{% if is_number %} class="number"{% endif %}>\
-{{ heading }}</th>{% endfor %}</tr></thead>
+<div class="scroll" tabindex="0" role="region" aria-label="{{ name }}">
+<table class="sortable">
+<thead><tr>{% if details %}<td class="opening"></td>{% endif %}{% for one in fields %}\
+<th scope="col"{% if one.is_number %} class="number"{% endif %}{% if one.meaning %} \
+title="{{ one.meaning }}"{% endif %}>{{ one.heading }}</th>{% endfor %}</tr></thead>
 <tbody>
-{% for row in rows %}<tr>{% for cell, is_number in row %}\
-<td{% if is_number %} class="number"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</tbody>
-</table>"""
+{% for row in rows %}{% set number = loop.index0 %}\
+<tr{% if cases %} data-cases="{{ cases[number] }}"{% endif %}>\
+{% if details %}<td class="opening">{% if details[number] %}<button type="button" class="opener" \
+aria-expanded="false" aria-label="{{ details[number].label }}"></button>{% endif %}</td>{% endif %}\
+{% for cell in row %}<td{% if cell.kind %} class="{{ cell.kind }}"{% endif %}\
+{% if cell.number is not none %} data-number="{{ cell.number }}"{% endif %}>{{ cell.text }}</td>\
+{% endfor %}</tr>
+{% if details and details[number] %}<tr class="detail" hidden>\
+<td colspan="{{ row | length + 1 }}"><div>{{ details[number].html | safe }}</div></td></tr>
+{% endif %}{% endfor %}</tbody>
+</table>
+</div>"""
+_LONG = 28
+"""Characters from which on a cell of a page breaks its text."""
+_COLORS = {"faster": "better", "slower": "worse"}  # of verdicts
+
+
+class Detail(NamedTuple):
+    """What a page shows below a row when it is opened."""
+
+    label: str
+    html: str
 
 
 def page_width() -> int:
@@ -67,6 +88,12 @@ class Table:
     remedy: str = "--columns shows them"
     """How to see the columns that have no room."""
     view: View = AS_IT_IS
+    name: str = ""
+    """What a page calls it."""
+    cases: Sequence[str] = ()
+    """The case of each row, by which a page's filters hide it."""
+    details: Sequence[Detail | None] = ()
+    """What a page opens below each row."""
 
     def _seen(self) -> tuple[Rows, dict[str, Field]]:
         """The rows as they are seen, and the fields of their columns."""
@@ -92,22 +119,38 @@ class Table:
             "| " + " | ".join(one.heading for one in fields.values()) + " |",
             "|" + "|".join(rules) + "|",
         ]
-        lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in self._texts(rows, fields)]
+        lines += [
+            "| " + " | ".join(map(escaped, row)) + " |" for row in self._stacked(rows, fields)
+        ]
         return "\n".join(lines)
 
     def html(self) -> str:
+        """Write a table that a page's script sorts: it makes buttons of the headings."""
         rows, fields = self._seen()
-        sides = [one.is_number for one in fields.values()]
+        cells = []
+        for row, texts in zip(rows.cells, _texts(rows, fields), strict=True):
+            own = []
+            for value, text, shown in zip(row, texts, fields.values(), strict=True):
+                raw = plain(value)
+                color = _COLORS.get(str(raw), "") if isinstance(value, Written) else ""
+                is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
+                kinds = ["number"] * shown.is_number + ["long"] * (len(text) > _LONG)
+                kind = " ".join(filter(None, [*kinds, color]))
+                own.append({"text": text, "kind": kind, "number": raw if is_number else None})
+            cells.append(own)
         return fragment(
             _HTML,
-            headings=[(one.heading, one.is_number) for one in fields.values()],
-            rows=[list(zip(row, sides, strict=True)) for row in self._texts(rows, fields)],
+            name=self.name or "Table",
+            fields=list(fields.values()),
+            rows=cells,
+            cases=self.cases,
+            details=self.details,
         )
 
     def terminal(self) -> str:
         """Draw the table as wide as the terminal, with what all rows share above it."""
         rows, fields = self._seen()
-        limit, cells = page_width(), self._texts(rows, fields, in_lines=True)
+        limit, cells = page_width(), self._stacked(rows, fields, in_lines=True)
         texts = dict(zip(fields, map(list, zip(*cells, strict=True)), strict=True)) if cells else {}
         if "run_id" in texts and self.short_ids is not None:
             short = self.short_ids(texts["run_id"])
@@ -139,17 +182,11 @@ class Table:
         )
         return "\n".join(filter(None, (caption, _drawn(layout, texts), below)))
 
-    def _texts(
+    def _stacked(
         self, rows: Rows, fields: Mapping[str, Field], *, in_lines: bool = False
     ) -> list[list[str]]:
         """The cells as text; a group is named in its first row, or `in_lines` over its rows."""
-        texts = [
-            [
-                "" if value is None else printable(_cell(shown, value))
-                for shown, value in zip(fields.values(), row, strict=True)
-            ]
-            for row in rows.cells
-        ]
+        texts = _texts(rows, fields)
         if self.grouped not in rows.columns or self.view.sort:
             return texts
         place, stacked = rows.columns.index(self.grouped), []
@@ -161,6 +198,16 @@ class Table:
                 stacked.append([*row])
                 stacked[-1][place] = "".join(names[number : number + 1])
         return stacked
+
+
+def _texts(rows: Rows, fields: Mapping[str, Field]) -> list[list[str]]:
+    return [
+        [
+            "" if value is None else printable(_cell(shown, value))
+            for shown, value in zip(fields.values(), row, strict=True)
+        ]
+        for row in rows.cells
+    ]
 
 
 def _cell(shown: Field, value: object) -> str:

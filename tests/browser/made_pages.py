@@ -14,11 +14,11 @@ from tracked import STEADY, add_launches, slower, store_in
 
 from ppbench.analysis.metrics import run_figures, step_figures, windows
 from ppbench.cli import schedules as planning
+from ppbench.cli.comparison import compared, page_of
 from ppbench.commits.comparison import compare
 from ppbench.commits.series import history
 from ppbench.config.case import Case
 from ppbench.display.metrics import METRICS
-from ppbench.report.pages.comparison import render_comparison
 from ppbench.report.pages.history import HistoryPage, render_history
 from ppbench.report.pages.plan import render_plan
 from ppbench.report.pages.provenance import REPORT, About
@@ -133,8 +133,7 @@ def comparison_page(folder: Path) -> Path:
             stretch = {(1, "B"): 1.0 + (by if schedule == "1f1b" else 0)}
             add_launches(store, speeds, "c0de" * 10, case, stretch=stretch, position=ranks)
     result = compare(across="schedule", results=store.folder)
-    changed = result.break_down(result.changed())
-    write_page(folder / "page.html", render_comparison(result, changed, "ppbench compare"))
+    write_page(folder / "page.html", page_of(result, compared(result)))
     return folder / "page.html"
 
 

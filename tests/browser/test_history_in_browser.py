@@ -10,7 +10,7 @@ from gestures import click, key
 from made_pages import BAD, NASTY, history_page, sha
 from screens import DESK, keep, needs_browser
 
-from ppbench.report.pages.templates import from_anywhere
+from ppbench.display.commands import from_anywhere
 
 pytestmark = needs_browser
 NARROW = 400

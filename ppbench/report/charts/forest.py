@@ -3,24 +3,62 @@
     low ├───────●───────┤ high        0 and the resolution's band are on every strip
 
 The page places the marks as parts of HTML rather than by plotly: each strip is a cell of a table,
-so that it fits every width, prints, and is read aloud with the texts beside it.
+so that it fits every width, prints, and is read aloud with the texts beside it. A terminal has the
+table of the same changes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ppbench.display.changes import change_text, verdict_text
+from ppbench.display.fields import field_of
+from ppbench.display.markup import fragment
 from ppbench.display.units import round_step
 from ppbench.judge.evidence import Metric
-from ppbench.judge.verdicts import Change
+from ppbench.judge.verdicts import Change, Verdict
 
 _MOST_TICKS = 4
 _WIDEST = 2.5
 """Estimates that fit between zero and the end of a strip; wider intervals are cut, and say so."""
 _LEAST = 2.0  # of the band's width
 _PADDING = 1.08
+_HEADINGS = {"peak_memory_bytes": "peak memory"}
+"""Metrics whose label says too little where no figure is beside it."""
+_COLORS = {Verdict.faster: "better", Verdict.slower: "worse"}
+_HTML = """\
+<table class="forest">
+<caption class="note">{{ caption }} Shaded: the same within the resolution. \
+A full mark is decided, a ring is not; all are tested together, so that an interval may leave \
+zero out and still be open.\
+</caption>
+<thead>
+<tr><th scope="col">case</th>{% for panel in panels %}<th scope="col">{{ panel.heading }} \
+<span class="note">{{ panel.unit }}</span></th>{% endfor %}</tr>
+<tr class="axis" aria-hidden="true"><td></td>
+{% for panel in panels %}<td><span class="ticks">{% for place, text in panel.scale.ticks %}\
+<i style="left: {{ place }}%">{{ text }}</i>{% endfor %}</span>\
+<span class="ends"><span>← {{ panel.low }}</span><span>{{ panel.high }} →</span></span></td>
+{% endfor %}</tr>
+</thead>
+<tbody>
+{% for name, cells in rows %}<tr><th scope="row">{{ name }}</th>
+{% for cell in cells %}{% set panel = panels[loop.index0] %}\
+<td data-heading="{{ panel.heading }}"><span class="interval" aria-hidden="true">
+<i class="band" style="left: {{ panel.band[0] }}%; right: {{ panel.band[1] }}%"></i>
+<i class="zero" style="left: {{ panel.zero }}%"></i>
+{% if cell and cell.mark %}<i class="range{{ " cut-low" if cell.mark.is_cut_low }}\
+{{ " cut-high" if cell.mark.is_cut_high }} {{ cell.color }}" \
+style="left: {{ cell.mark.low }}%; width: {{ cell.mark.width }}%"></i>
+<i class="dot {{ cell.color }}" style="left: {{ cell.mark.estimate }}%"></i>{% endif %}
+</span><span class="words-of">{% if cell %}<span class="change">{{ cell.change }}</span> \
+<strong class="{{ cell.color }}">{{ cell.verdict }}</strong>{% else %}not measured{% endif %}\
+</span></td>
+{% endfor %}</tr>
+{% endfor %}</tbody>
+</table>"""
 
 
 @dataclass(frozen=True)
@@ -47,6 +85,56 @@ class Scale:
         """Places and texts of round values."""
         values = self.round_values(_MOST_TICKS)
         return [(self.share(value), f"{value:+.6g}" if value else "0") for value in values]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Changes with their intervals on a page: a row for each name, a column for each metric."""
+
+    metrics: Sequence[Metric]
+    rows: Mapping[str, Sequence[Change | None]]
+    caption: str
+
+    def terminal(self) -> str:
+        return ""
+
+    def markdown(self) -> str:
+        return ""
+
+    def html(self) -> str:
+        panels, scales = [], []
+        for place, metric in enumerate(self.metrics):
+            own = [changes[place] for changes in self.rows.values()]
+            scale = scale_of(metric, [change for change in own if change is not None])
+            low, high = (verdict_text(metric, end) for end in (Verdict.slower, Verdict.faster))
+            if metric.higher_is_better is False:
+                low, high = high, low
+            scales.append(scale)
+            panels.append(
+                {
+                    "heading": _HEADINGS.get(metric.name, field_of(metric.name).label),
+                    "unit": "points" if metric.in_points else "%",
+                    "scale": scale,
+                    "band": (scale.share(-scale.band), round(100 - scale.share(scale.band), 2)),
+                    "zero": scale.share(0),
+                    "low": low,
+                    "high": high,
+                }
+            )
+        rows = []
+        for name, changes in self.rows.items():
+            cells = [
+                change
+                and {
+                    "change": change_text(metric, change),
+                    "verdict": verdict_text(metric, change.verdict),
+                    "color": _COLORS.get(change.verdict, str(change.verdict)),
+                    "mark": mark_of(metric, change, scale),
+                }
+                for metric, change, scale in zip(self.metrics, changes, scales, strict=True)
+            ]
+            rows.append((name, cells))
+        return fragment(_HTML, caption=self.caption, panels=panels, rows=rows)
 
 
 @dataclass(frozen=True)

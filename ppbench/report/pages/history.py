@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ppbench.display.changes import discount_text
+from ppbench.display.commands import from_anywhere
 from ppbench.display.fields import figure
 from ppbench.display.units import counted
 from ppbench.errors import StoreError, UsageError
@@ -28,7 +29,7 @@ from ppbench.report.charts.history import (
     size_text,
 )
 from ppbench.report.pages.provenance import HISTORY, about_runs
-from ppbench.report.pages.templates import from_anywhere, render
+from ppbench.report.pages.templates import render
 from ppbench.report.timeline.timelines import Timeline, timeline
 from ppbench.statistics.change_points import Step
 from ppbench.statistics.series import Point, Series, State

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+from markupsafe import Markup
 
 from ppbench.display.cases import case_text, ok_runs, varying_axes
 from ppbench.display.commands import command as command_of
 from ppbench.display.commands import option_words
 from ppbench.display.explanation import headline, what_if, with_parts
 from ppbench.display.formats import Assets
+from ppbench.display.metrics import METRICS
 from ppbench.display.stragglers import cause_in_words
 from ppbench.errors import StoreError
 from ppbench.explanation import stragglers_of_run
+from ppbench.judge.verdicts import SPEED, Change
 from ppbench.report.charts.canvas import Measured
+from ppbench.report.charts.forest import Intervals
 from ppbench.report.charts.pareto import pareto
 from ppbench.report.charts.registry import CHARTS
 from ppbench.report.charts.stragglers import heat_map
-from ppbench.report.pages.comparison import pairs_of
 from ppbench.report.pages.conclusions import conclude
 from ppbench.report.pages.judgement import Judged, axis_answer, judge
 from ppbench.report.pages.provenance import (
@@ -83,7 +86,7 @@ def render_report(
         if len(own["case_id"].unique()) > 1:
             front = pareto(Measured.of(store, own, first.axes), _FRONT_PX)
         small = strips(store, runs, first)
-    pairs, whole = None, axis_answer(judged)
+    whole, pairs = axis_answer(judged), ""
     if whole is not None:
         pairs = pairs_of(whole.names, whole.lead.changes, whole.arms)
     elif first is not None and first.lead is not None:
@@ -129,7 +132,7 @@ def render_report(
         # An MFU may refer to a peak that was measured, which differs from launch to launch.
         measures_peak=any(str(peak).startswith("measured") for peak in peaks),
         pictures={"front": front, "strips": small},
-        pairs=pairs,
+        pairs=Markup(pairs),  # noqa: S704 - escaped where it was made
         damaged=damaged,
         filters=filters(runs, axes),
         cases=case_list(runs, axes),
@@ -155,6 +158,24 @@ def render_report(
         verifications=verifications(runs),
         sweep_file=common(runs, "sweep_file"),
     )
+
+
+def pairs_of(
+    names: Sequence[str], changes: Mapping[tuple[int, int], Change], arms: Sequence[int]
+) -> str:
+    """Draw how the first of these names compares with each other; empty where nothing is known.
+
+    `arms` are the numbers that `changes` has for the names.
+    """
+    rows = {
+        name: [changes[arms[0], arm]]
+        for name, arm in zip(names[1:], arms[1:], strict=True)
+        if (arms[0], arm) in changes
+    }
+    if not any(change.has_interval for (change,) in rows.values()):
+        return ""
+    caption = f"Tokens/s of {names[0]} against each other case, with 95\u00a0% intervals."
+    return Intervals([METRICS[SPEED]], rows, caption).html()
 
 
 def write_report(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ import jinja2
 from markupsafe import Markup
 
 from ppbench.console import note
+from ppbench.display.commands import from_anywhere
+from ppbench.display.document import Result
 from ppbench.display.formats import Assets
 from ppbench.display.units import counted
 from ppbench.errors import StoreError, UsageError
@@ -57,6 +58,12 @@ def render(template: str, *, assets: Assets = Assets.inline, **values: object) -
     return environment().get_template(template).render(defaults | values)
 
 
+def page(result: Result, about: About, subtitle: str = "") -> str:
+    """Return the document of a command as a page of its own; it holds no chart."""
+    content = Markup(result.html())  # noqa: S704 - the blocks escape what others wrote
+    return render("plain.html", title=about.title, about=about, subtitle=subtitle, content=content)
+
+
 @cache
 def environment() -> jinja2.Environment:
     """Return the templates, with `plotly_js` and the filters that embed figures."""
@@ -84,12 +91,6 @@ def write_page(path: Path, text: str, option: str = "-o", assets: Assets = Asset
         write_shared(path.parent, option)
     with whole_file(path, option) as file:
         file.write(text.encode("utf-8"))
-
-
-def from_anywhere(command: str) -> str:
-    """Return a command as it works in any folder, where the page is read; other text as it is."""
-    is_command = command.startswith("ppbench ")
-    return f"cd {shlex.quote(str(Path.cwd()))} && {command}" if is_command else command
 
 
 NAME = "index.html"

@@ -45,13 +45,17 @@ const tables = (() => {
   }
 
   function toggle(button) {
-    const detail = document.getElementById(button.getAttribute("aria-controls"));
+    const [detail] = detailOf(button.closest("tr"));
     detail.hidden = !detail.hidden;
     button.setAttribute("aria-expanded", String(!detail.hidden));
   }
 
-  document.querySelectorAll(".sortable th button").forEach((button) => {
-    button.addEventListener("click", () => sortBy(button.closest("th")));
+  document.querySelectorAll(".sortable thead th").forEach((header) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...header.childNodes);
+    button.addEventListener("click", () => sortBy(header));
+    header.append(button);
   });
   document.querySelectorAll("button.opener").forEach((button) => {
     button.addEventListener("click", () => toggle(button));

@@ -14,6 +14,7 @@ from histories import CASE, OTHER, CommitFacts, Runs, five
 from stored_runs import NASTY, traces
 
 from ppbench.commits.series import history
+from ppbench.display.commands import from_anywhere
 from ppbench.display.metrics import METRICS
 from ppbench.judge.evidence import Metric
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
@@ -21,7 +22,7 @@ from ppbench.report.charts.history import history_chart
 from ppbench.report.pages import history as page_of
 from ppbench.report.pages.history import HistoryPage, render_history
 from ppbench.report.pages.provenance import read_about
-from ppbench.report.pages.templates import from_anywhere, render_index, write_page
+from ppbench.report.pages.templates import render_index, write_page
 from ppbench.statistics.series import Launch, Point, Series
 
 TOKENS = METRICS["tokens_per_s"]
