@@ -73,7 +73,7 @@ def compared(comparison: Comparison) -> Result:
     rows, table = _table(comparison, judged)
     answer = [Text(line, is_heading=place == 0) for place, line in enumerate(_answer(comparison))]
     blocks: list[Block] = [
-        Facts(_facts(comparison)),
+        Facts(_facts(comparison), is_foreign=True),
         Section("answer", "", [*answer, *_stop(comparison, typed_command())]),
         *_intervals(comparison),
         Section("figures", "Figures", [table]) if judged else Text(f"nothing to compare: {why}"),
@@ -129,7 +129,7 @@ def gated(result: GateResult, command: str) -> Result:
     blocks: list[Block] = [
         Text(headline(result), is_heading=True),
         *_to_decide(result, command),
-        Facts(_facts(comparison)),
+        Facts(_facts(comparison), is_foreign=True),
         *_stop(comparison, command),
         *_intervals(comparison),
         *([table] if judged else []),

@@ -86,6 +86,8 @@ class Facts:
     """Facts by their names, one per line; long values take several."""
 
     values: Mapping[str, object]
+    is_foreign: bool = False
+    """Others wrote some of them, as a commit's subject: in markdown they are code."""
 
     @property
     def _texts(self) -> dict[str, str]:
@@ -112,6 +114,8 @@ class Facts:
         return "\n".join(lines)
 
     def markdown(self) -> str:
+        if self.is_foreign:
+            return "\n".join(f"- {key}: {as_code(text)}" for key, text in self._texts.items())
         return Table(Rows(["key", "value"], list(self._texts.items()))).markdown()
 
     def html(self) -> str:

@@ -61,8 +61,8 @@ def test_nothing_worse_passes(root, store):
     assert outcome.exit_code == 0
     assert outcome.text.startswith(
         "ppbench check: passed: nothing worse than allowed (1 case compared)\n\n"
-        f"base  {sha_of(root, 'HEAD~1')[:9]} Number 1, 5 runs\n"
-        f"head  worktree = {sha_of(root, 'HEAD')[:9]} Number 2, 5 runs\n"
+        f" base   {sha_of(root, 'HEAD~1')[:9]} Number 1, 5 runs\n"
+        f" head   worktree = {sha_of(root, 'HEAD')[:9]} Number 2, 5 runs\n"
     )
 
 
@@ -182,7 +182,7 @@ def test_the_base_is_the_nearest_ancestor_that_was_measured(root, store):
     assert outcome.exit_code == 0
     told = f"base would be {sha_of(root, 'HEAD~1')[:9]}, which is not measured; "
     assert told in outcome.text
-    assert f"base  {sha_of(root, 'HEAD~2')[:9]} The sweep" in outcome.text
+    assert f" base   {sha_of(root, 'HEAD~2')[:9]} The sweep" in outcome.text
 
 
 def test_on_a_branch_the_base_is_where_it_left_main(root, store):
@@ -194,7 +194,7 @@ def test_on_a_branch_the_base_is_where_it_left_main(root, store):
     measure(store, root, "HEAD~2")
     measure(store, root, "main")
     measure(store, root, "HEAD")
-    assert f"base  {sha_of(root, 'HEAD~2')[:9]} " in checked(store).text
+    assert f" base   {sha_of(root, 'HEAD~2')[:9]} " in checked(store).text
 
 
 def test_the_page_for_a_pull_request_holds_no_markup_of_others(root, store, tmp_path):
@@ -211,7 +211,7 @@ def test_the_page_for_a_pull_request_holds_no_markup_of_others(root, store, tmp_
     assert text.startswith(
         "## ppbench check: regression: 1 metric regressed beyond its threshold; "
     )
-    assert "`head worktree = " in text
+    assert "- head: `worktree = " in text
     assert "<script>alert(1)</script> 'x' @someone | pipe, 5 runs, 1 failed`" in text
     (note,) = (line for line in text.splitlines() if "<img" in line)
     assert note.startswith("- `afab: 1 launch failed at head, crash: <img src=x> @team [a](b) (")
