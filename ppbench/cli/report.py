@@ -18,7 +18,7 @@ from ppbench.cli.options import (
     PageAssets,
     StoredResults,
 )
-from ppbench.display.document import Picture, Result
+from ppbench.display.document import Result
 from ppbench.display.formats import Assets
 from ppbench.errors import UsageError
 
@@ -72,16 +72,14 @@ def timeline(
     from ppbench.store import Store
 
     store = Store(results)
-    if terminal:  # as wide and as colourful as it is
-        from rich.console import Console
-
-        from ppbench.report.timeline.terminal import draw_steps
+    if terminal:
+        from ppbench.report.timeline.terminal import TextTimeline
         from ppbench.report.timeline.timelines import steps_of
 
         named = store.named(runs)
         rows = [run for _, run in named.iterrows()]
         steps = steps_of(store, rows, run_names(named), choice=step, has_plan=planned)
-        return Result([Picture(draw_steps(steps, Console()))])
+        return Result([TextTimeline(steps)])
     path = timeline_of_runs(
         store, runs, output, REPORTS, choice=step, has_plan=planned, assets=assets
     )

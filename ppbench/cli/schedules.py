@@ -22,7 +22,7 @@ from ppbench.cli.options import (
     Sharding,
     StagesPerRank,
 )
-from ppbench.display.document import Code, Facts, Picture, Result, Text
+from ppbench.display.document import Block, Code, Facts, Result, Text
 from ppbench.display.rows import Record, Rows, Written
 from ppbench.display.tables import Table
 from ppbench.display.units import counted
@@ -126,51 +126,48 @@ def draw(
     replica_factors: ReplicaFactors = None,
 ) -> Result:
     """Draw a schedule over time in the terminal, or as a page."""
-    from rich.console import Console
-
-    from engine.plan.drawing import draw as draw_order
+    from engine.plan.action import JOINING_OPS, Op
     from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES, read_csv
-    from ppbench.display import predictions
+    from ppbench.display.predictions import figures_of, shape_text
     from ppbench.prediction import ProgramRequest, predict, program_of
     from ppbench.prediction.amounts import read_costs
     from ppbench.prediction.replicas import read_replication
-    from ppbench.report.timeline import terminal
+    from ppbench.report.timeline.terminal import text_of_program
 
     costs = read_costs(cost)
     replication = read_replication(replicas, sharding, collectives, replica_factors)
     request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
     program = program_of(request, MOST_DRAWN, is_replicated=replication is not None)
     prediction = predict(program, costs, replication=replication)
-    text = terminal.draw_prediction(prediction, Console(highlight=False))
+    figures = figures_of(prediction)
 
     def write(path: Path) -> None:
         from ppbench.report.pages.timeline import write_plan
 
-        figures, schedule = prediction.figures(), SCHEDULES.get(program.schedule)
-        peaks = predictions.peaks_text(prediction.peaks)
+        schedule = SCHEDULES.get(program.schedule)
         write_plan(
             path,
             prediction.frame_in_a_row,
             title=f"{program.schedule}, planned",
-            subtitle=f"planned by simulation, not measured · {predictions.shape_text(prediction)}",
+            subtitle=f"planned by simulation, not measured · {shape_text(prediction)}",
             facts=[
-                ("makespan", f"{predictions.amount(prediction.makespan_s)} s"),
-                *((key, f"{figures[key]:.4f}") for key in figures if key.startswith("bubble")),
-                ("peak activations by rank", f"{peaks} (microbatches of a rank's share)"),
-                ("costs, in s", predictions.costs_text(prediction.costs)),
-                *predictions.replicas_facts(prediction),
-                ("transfers", "free"),
+                *figures.items(),
                 ("placement of stages", str(prediction.shape()["placement"])),
                 ("source", schedule.source if schedule else "the file"),
             ],
         )
 
-    blocks = [Picture(text)]
+    title = f"{program.schedule}: {shape_text(prediction)}"
+    blocks: list[Block] = [Text(title), text_of_program(prediction), Facts(figures)]
+    with_collectives, shown = prediction.program, set(JOINING_OPS)
     if replication is None and (name.startswith(CSV_PREFIX) or name.endswith(".csv")):
-        in_file = read_csv(Path(name.removeprefix(CSV_PREFIX)))
-        if in_file.has_collectives:
-            listed = draw_order(in_file)
-            blocks.append(Picture(f"with the collectives of replicas, in order:\n{listed}"))
+        with_collectives, shown = read_csv(Path(name.removeprefix(CSV_PREFIX))), set(Op)
+    if with_collectives.has_collectives:
+        lanes = {
+            f"rank {rank}": " ".join(str(action) for action in row if action.op in shown)
+            for rank, row in enumerate(with_collectives.actions)
+        }
+        blocks += [Text("with the collectives of replicas, in order:"), Facts(lanes)]
     return Result(blocks, Record(prediction.as_dict()), key="", write_page=write)
 
 
@@ -195,7 +192,7 @@ def check(
     from engine.plan.collectives import POLICIES
     from engine.plan.rules import ProgramError
     from engine.plan.schedules.registry import CSV_PREFIX, known_names
-    from ppbench.display.predictions import peaks_text
+    from ppbench.display.predictions import OF_PEAKS, peaks_text
     from ppbench.prediction import (
         ProgramRequest,
         placement_word,
@@ -244,7 +241,7 @@ def check(
     blocks = [
         Text(
             f"ok: {', '.join(counts)}; deadlock-free; peak activations by rank: "
-            f"{peaks_text(prediction.peaks)} (microbatches of a rank's share)"
+            f"{peaks_text(prediction.peaks)} ({OF_PEAKS})"
         )
     ]
     if num_collectives and sharding is None:

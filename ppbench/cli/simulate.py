@@ -99,12 +99,11 @@ def simulate(
     if schedule == ALL:
         return _compared(request, conditions, has_held=held)
     prediction = predict(program_of(request, is_replicated=is_replicated), *conditions)
-    from ppbench.display.predictions import amount, costs_text, peaks_text, replicas_facts
+    from ppbench.display.predictions import amount, costs_text, figures_of
 
     moved, figures = prediction.transfers, prediction.figures()
     overlapping = "beside compute" if moved.overlaps else "compute waits"
     takes = f"{amount(moved.duration_s)} s, {overlapping}" if moved.duration_s else "free"
-    bubbles = {name: f"{figures[name]:.4f}" for name in figures if name.startswith("bubble")}
     path_facts = {}
     if not is_replicated:
         path = prediction.critical_path()
@@ -115,11 +114,7 @@ def simulate(
         **{field_of(key).label: value for key, value in prediction.shape().items()},
         "cost, s": costs_text(prediction.costs),
         "transfer": takes,
-        **dict(replicas_facts(prediction)[1:]),
-        "makespan": f"{amount(prediction.makespan_s)} s",
-        "period": f"{amount(prediction.period_s)} s",
-        **bubbles,
-        "peak activations by rank": peaks_text(prediction.peaks),
+        **figures_of(prediction),
         "actions": f"{figures['num_actions']:,}",
         **path_facts,
     }

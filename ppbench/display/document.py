@@ -267,6 +267,8 @@ def render(result: Result, how: Format, view: View = AS_IT_IS) -> str:
 
 def _json(result: Result, view: View) -> str:
     """One object: the rows under their key, and the other data unless columns are chosen."""
+    if result.rows is NOTHING:
+        return _indented(result.data)
     rows = result.rows.viewed(view)
     rest = {} if view.columns else result.data
     if isinstance(rows, Record) and not result.key:

@@ -11,12 +11,16 @@ from ppbench.prediction import Prediction
 from ppbench.prediction.replicas import sharding_text
 
 MOST_LISTED = 16
+OF_PEAKS = "microbatches of a rank's share"
 
 
 def shape_text(prediction: Prediction) -> str:
     """Format the shape and the costs: `4 ranks, 8 microbatches, F=1 I=1 W=1`."""
-    program = prediction.program
+    program, replication = prediction.program, prediction.replication
     counts = [counted(program.world_size, "rank")]
+    if replication is not None:
+        sharding = sharding_text(replication.policy)
+        counts.append(f"{counted(replication.replicas, 'replica')} sharing by {sharding}")
     if program.num_stages > program.world_size:
         counts.append(counted(program.num_stages, "stage"))
     counts.append(counted(program.num_microbatches, "microbatch"))
@@ -40,16 +44,21 @@ def peaks_text(of_ranks: Iterable[Fraction]) -> str:
     return ", ".join(peaks)
 
 
-def replicas_facts(prediction: Prediction) -> list[tuple[str, str]]:
-    """Return what replicas share, what their collectives take, and what both cost the step."""
-    replication = prediction.replication
-    if replication is None:
-        return []
-    gather, reduce = amount(replication.gather_s), amount(replication.reduce_s)
-    return [
-        ("replicas", f"{replication.replicas}, sharding {sharding_text(replication.policy)}"),
-        ("replica factors", ", ".join(map(amount, replication.factors))),
-        ("collectives", f"gather {gather} s, reduce {reduce} s"),
-        ("exposed collective", f"{amount(prediction.collective_s)} s"),
-        ("replica skew", f"{amount(prediction.skew_s)} s"),
-    ]
+def figures_of(prediction: Prediction) -> dict[str, str]:
+    """What is predicted, by its name; of replicas, what they share and what that costs the step."""
+    figures, facts = prediction.figures(), dict[str, str]()
+    if (replication := prediction.replication) is not None:
+        gather, reduce = amount(replication.gather_s), amount(replication.reduce_s)
+        facts = {
+            "replica factors": ", ".join(map(amount, replication.factors)),
+            "collectives": f"gather {gather} s, reduce {reduce} s",
+            "exposed collective": f"{amount(prediction.collective_s)} s",
+            "replica skew": f"{amount(prediction.skew_s)} s",
+        }
+    return {
+        **facts,
+        "makespan": f"{amount(prediction.makespan_s)} s",
+        "period": f"{amount(prediction.period_s)} s",
+        **{name: f"{figures[name]:.4f}" for name in figures if name.startswith("bubble")},
+        "peak activations by rank": f"{peaks_text(prediction.peaks)} ({OF_PEAKS})",
+    }

@@ -30,7 +30,7 @@ from ppbench.prediction import ProgramRequest as Wanted
 from ppbench.prediction import predict, program_of
 from ppbench.prediction.amounts import FREE_TRANSFERS, read_costs, read_transfers
 from ppbench.prediction.replicas import Replication
-from ppbench.report.timeline import terminal as drawing
+from ppbench.report.timeline.terminal import text_of_program
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -152,9 +152,10 @@ def test_a_drawing_of_replicas_is_that_of_the_slowest_with_its_collectives(tmp_p
     page = tmp_path / "page.html"
     drawn = output_of(planning.draw, "interleaved_1f1b", 4, 8, output=page, **REPLICATED)
     assert "replica 1 of 3, planned" in drawn
-    assert "replica skew: " in drawn
-    (lane,) = (line for line in drawn.splitlines() if line.startswith("rank 0: 0UNSHARD"))
-    assert lane.endswith("REDUCE_GRAD")
+    assert "\n replica skew " in drawn
+    lanes = drawn.partition("with the collectives of replicas, in order:\n\n")[2]
+    lane = lanes.partition(" rank 1")[0].split()
+    assert (lane[:3], lane[-1][1:]) == (["rank", "0", "0UNSHARD"], "REDUCE_GRAD")
     (packed,) = re.findall(r'x-ppbench-timeline" id="timeline">([^<]+)<', page.read_text())
     assert b"gather parameters" in zlib.decompress(base64.b64decode(packed))
 
@@ -202,7 +203,7 @@ def drawn(prediction, width=None):
     console = Console(
         file=io.StringIO(), width=width, force_terminal=is_terminal, color_system=system
     )
-    return drawing.draw_prediction(prediction, console)
+    return text_of_program(prediction).drawn(console)
 
 
 def test_a_terminal_gets_colours_and_blocks_that_fit(monkeypatch):
@@ -317,9 +318,9 @@ def test_torch_s_own_form_with_idle_cells_reads(tmp_path):
     )
     drawn = output_of(planning.draw, f"csv:{tmp_path / 'torch.csv'}")
     assert drawn.endswith(
-        "with the collectives of replicas, in order:\n"
-        "rank 0: 0UNSHARD     0F0          0B0\n"
-        "rank 1: 1F0          1B0          1REDUCE_GRAD"
+        "with the collectives of replicas, in order:\n\n"
+        " rank 0   0UNSHARD 0F0 0B0\n"
+        " rank 1   1F0 1B0 1REDUCE_GRAD"
     )
     assert "UNSHARD" not in drawn.partition("with the collectives")[0]
 

@@ -7,7 +7,10 @@ import pytest
 from scenes import make_scene
 from stored_runs import run_row, store_with
 
+from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from ppbench.config.case import Case
+from ppbench.planning.cost_file import write_costs_file
+from ppbench.planning.cost_set import CostSet, Setting
 
 LONG = "a message that is much longer than any terminal is wide, since somebody wrote a whole page "
 AXES = {
@@ -42,6 +45,22 @@ def many_axes(folder):
     )
 
 
+PLANNED = "a_sweep_with_a_name_of_forty_characters.toml"
+
+
+def planned(folder):
+    """A sweep whose layers have costs already."""
+    layer = LayerCosts(1e6, 2e6, 1e6, 1e6, 0.01, 2**24, 2**22, 2**20, 2**20, 2**20, 1e5)
+    model = ModelCosts(layer, (layer,) * 4, layer)
+    made = {Setting(1, recompute=False): model}
+    costs = CostSet("llama-tiny", "float32", 64, "adamw", "cpu", "made up", made, LinkCosts(1e4))
+    write_costs_file(costs, folder / "costs.toml")
+    (folder / PLANNED).write_text(
+        'num_microbatches = 8\nseq_len = 64\nmodel.preset = "llama-tiny"\n'
+        'plan = {ranks = [2, 4], schedules = ["1f1b", "zb_h1"], costs = "file:costs.toml"}\n'
+    )
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("places")
@@ -50,4 +69,6 @@ def places(tmp_path_factory):
         make_scene(name, folder / name)
     (folder / "axes").mkdir()
     many_axes(folder / "axes")
+    (folder / "planned").mkdir()
+    planned(folder / "planned")
     return folder

@@ -2,25 +2,35 @@
 
 import contextlib
 import csv
+import fcntl
 import io
 import json
+import os
 import random
+import re
 import shlex
 import shutil
+import struct
+import subprocess
 import sys
+import termios
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import typer
+from command import words_of
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
+from engine.plan.schedules.registry import SCHEDULES
 from ppbench.cli.app import app
 from ppbench.cli.emit import catalogue
 from ppbench.display.document import Code, Facts, Fold, Picture, Result, Text, render
 from ppbench.display.formats import Format
 from ppbench.display.rows import Record, Rows, View, Written, text_of
 from ppbench.display.tables import Table
+from ppbench.errors import UsageError
 
 ANSWERS = {
     "ls": [("axes", "ls"), ("axes", "ls --limit 3"), ("axes", "ls --where schedule=none")],
@@ -37,6 +47,7 @@ ANSWERS = {
     "history": [("history", "history --no-page")],
     "bisect": [("bisected", "bisect main~6 main sweep.toml --only schedule=1f1b")],
     "backfill": [("bisected", "backfill main~6.. sweep.toml --dry-run")],
+    "plan": [("planned", "plan a_sweep_with_a_name_of_forty_characters.toml --effort 0.02")],
     "simulate": [
         ("empty", "simulate --schedule zbv -p 4 -m 8 --held"),
         ("empty", "simulate --schedule all -p 4 -m 6"),
@@ -46,7 +57,7 @@ ANSWERS = {
     "schedules check": [("empty", "schedules check zbv -p 2 -m 4")],
     "env": [("empty", "env")],
 }
-MEASURING = {"plan", "noise", "models check"}
+MEASURING = {"noise", "models check"}
 CHANGING = {
     "import": ("traces", "import rank0.json rank1.json"),
     "compact": ("axes", "compact"),
@@ -75,6 +86,8 @@ def answered(words, *options):
     arguments = [*shlex.split(words), *options]
     with mock.patch.object(sys, "argv", ["ppbench", *arguments]):
         done = CliRunner().invoke(app, arguments)
+    if isinstance(done.exception, UsageError):
+        raise done.exception
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code in (0, 1, 3, 4), done.output
     return done.stdout
@@ -135,23 +148,59 @@ def is_rows(value, header):
     return is_list and all(isinstance(v, dict) and [*v] == header for v in value)
 
 
-@pytest.mark.parametrize("words", [
-    "simulate --schedule zbv -p 4 -m 8",
-    "simulate --schedule all -p 4 -m 8",
-    "schedules draw zbv -p 4 -m 8",
-    "schedules draw 1f1b -p 8 -m 64",
-    "schedules draw 1f1b -p 4 -m 8 --replicas 2 --sharding zero3",
-    "schedules list",
-    "explain 20261122T222659",
-    "compare --across schedule",
-])  # fmt: skip
-def test_a_pipe_of_80_columns_gets_no_wider_line(words, places, monkeypatch):
+def planning(rng):
+    """A program of any size, in a file whose name has up to 40 characters, or by its name."""
+    name, p, m = rng.choice([*SCHEDULES]), rng.randint(1, 16), rng.randint(1, 64)
+    shape = f"-p {p} -m {m}{rng.choice(['', ' -v 2'])}"
+    if rng.random() < 0.4:
+        path = "x" * rng.randint(1, 32) + ".csv"
+        with contextlib.suppress(UsageError):
+            answered(f"schedules export {name} {shape} -o {path}")
+            name, shape = f"csv:{path}", ""
+    cost = rng.choice(["F=1,I=1,W=1", "F=1,I=1.1,W=0.7", "F=123456.789,I=1,W=0.001"])
+    several = "--replicas 12 --sharding zero2,residency=1,look_ahead=1"
+    options = f"{shape} --cost {cost} {rng.choice(['', '', several])}"
+    yield f"schedules draw {name} {options}"
+    yield f"simulate --schedule {name} {options}"
+    yield f"simulate --schedule all {options}"
+    yield f"schedules check {name} {shape}"
+
+
+def test_no_line_is_wider_than_a_pipe_of_80_columns(places, tmp_path, monkeypatch, is_thorough):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    with contextlib.chdir(places / "swept"):
-        lines = answered(words).splitlines()
-    assert lines
-    assert [line for line in lines if len(line) > 80] == []
+    monkeypatch.chdir(tmp_path)
+    rng, num_read = random.Random(41), 0
+    for _ in range(100 if is_thorough else 10):
+        for words in planning(rng):
+            with contextlib.suppress(UsageError):  # a schedule may not have this shape
+                lines = answered(words).splitlines()
+                num_read += bool(lines)
+                assert [line for line in lines if cell_len(line) > 80] == [], words
+    assert num_read > 20
+    for name in ("schedules list", "explain", "plan", "compare", "stragglers", "show", "ls"):
+        for place, words in ANSWERS[name]:
+            monkeypatch.chdir(places / place)
+            assert [line for line in answered(words).splitlines() if cell_len(line) > 80] == []
+
+
+def test_a_terminal_of_80_columns_cuts_no_line():
+    """In a real one, whose size is no variable."""
+    own, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    words = words_of(*["schedules", "draw", "zbv", "-p", "8", "-m", "32"])
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}
+    with subprocess.Popen(words, stdout=theirs, env={**environment, "TERM": "xterm-256color"}):
+        os.close(theirs)
+        text = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while part := os.read(own, 1 << 16):
+                text += part
+    os.close(own)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text.decode()).splitlines()
+    assert max(map(cell_len, lines)) in range(75, 81)
+    row = "".join(line.removeprefix("rank 7") for line in lines if line.startswith("rank 7"))
+    assert len(re.findall(r"\d+[FIW]\d+", row)) == 3 * 2 * 32
 
 
 def test_an_unknown_column_is_refused_before_anything_is_measured(places):
