@@ -42,8 +42,7 @@ def trace(
     results: StoredResults = RESULTS,
 ) -> Result:
     """Write a run as a Chrome trace, for Perfetto and other viewers."""
-    from ppbench.export.chrome import chrome_trace
-    from ppbench.export.trace import trace_of_run
+    from ppbench.export.chrome import trace_of_run
     from ppbench.store import Store
 
     store = Store(results)
@@ -51,7 +50,7 @@ def trace(
     path = output or REPORTS / f"trace-{row['run_id']}{CHROME_SUFFIXES[0]}"
     if not is_stream(path):
         check_suffix(path, CHROME_SUFFIXES)
-    write_file(path, chrome_trace(trace_of_run(store, row, step)))
+    write_file(path, trace_of_run(store, row, step))
     return file_written(path)
 
 

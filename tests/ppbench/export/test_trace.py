@@ -16,7 +16,7 @@ from stored_runs import MS, run_row, spans, store_of_replicas, store_with
 from ppbench.cli.export import trace
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
-from ppbench.export.trace import trace_of
+from ppbench.export.chrome import trace_of
 from ppbench.store import Store
 
 LANES = {"compute": "compute", "send": "send", "recv": "receive"}
@@ -113,7 +113,8 @@ def test_a_message_that_arrives_before_it_is_sent_has_no_arrow(end_ns, has_arrow
         columns=["rank", "stage", "op", "lane", "start_ns", "end_ns"],
     ).assign(step=0, microbatch=0, num_bytes=1, replica=0)
     made = trace_of({}, ends, _no_rows("replica", "rank", "hostname", "device"), _no_memory())
-    assert [row.has_flow for row in made.slices()] == [has_arrow] * 2
+    data = json.loads("".join(made))
+    assert [len(events(data, end)) for end in "sf"] == [has_arrow] * 2
 
 
 @pytest.mark.parametrize(("step", "shown"), [("2", {2}), ("slowest", {2}), ("all", {1, 2, 3})])
