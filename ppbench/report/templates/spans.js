@@ -136,56 +136,24 @@ function busyTimes(kinds, steps, start, end) {
   });
 }
 
-// The next mark of the same lane and row after (or before) a span, among the visible kinds; marks that
-// begin at the same time are in the order of their kinds.
-function neighbourOf(kinds, isVisible, span, isForward) {
-  const { row } = rowOf(kinds[span.kind], span.n);
-  const { lane } = kinds[span.kind];
-  const begin = kinds[span.kind].begin[span.n];
-  let best = null;
-  const isNearer = (a, b) => {
-    const [x, y] = [kinds[a.kind].begin[a.n], kinds[b.kind].begin[b.n]];
-    const order = x - y || a.kind - b.kind || a.n - b.n;
-    return isForward ? order < 0 : order > 0;
-  };
+// The visible marks of a lane by time; those that begin together are in the order of their kinds.
+function marksOfLane(kinds, isVisible, { row, lane }) {
+  const spans = [];
   kinds.forEach((kind, number) => {
-    const part = kind.rowAt.get(row);
-    if (!part || kind.lane !== lane || !isVisible(kind)) return;
-    let n = firstAtLeast(kind.begin, begin, part.from, part.to);
-    if (number === span.kind) n = isForward ? span.n + 1 : span.n - 1;
-    else {
-      while (n < part.to && number < span.kind && kind.begin[n] === begin) n++;
-      if (!isForward) n--;
-    }
-    if (n < part.from || n >= part.to) return;
-    const candidate = { kind: number, n };
-    if (!best || isNearer(candidate, best)) best = candidate;
+    const part = kind.lane === lane && isVisible(kind) && kind.rowAt.get(row);
+    if (part) for (let n = part.from; n < part.to; n++) spans.push({ kind: number, n });
   });
-  return best;
+  return spans.sort((a, b) => kinds[a.kind].begin[a.n] - kinds[b.kind].begin[b.n]);
 }
 
 // The visible lanes from top to bottom, each as { row, lane }.
 function lanesOf(kinds, isVisible) {
   const lanes = new Map();
-  for (const kind of kinds) {
-    if (!isVisible(kind)) continue;
+  for (const kind of kinds.filter(isVisible)) {
     for (const { row } of kind.rows) lanes.set(row + kind.lane, { row, lane: kind.lane });
   }
   return [...lanes.keys()].sort((a, b) => a - b).map((y) => lanes.get(y));
 }
 
-// The mark of a lane at a time, or the nearest one.
-function nearestIn(kinds, isVisible, { row, lane }, time) {
-  let [best, least] = [null, Infinity];
-  kinds.forEach((kind, number) => {
-    const part = kind.rowAt.get(row);
-    if (!part || kind.lane !== lane || !isVisible(kind)) return;
-    const next = firstAtLeast(kind.begin, time, part.from, part.to);
-    for (const n of [next - 1, next]) {
-      if (n < part.from || n >= part.to) continue;
-      const far = Math.max(kind.begin[n] - time, time - kind.begin[n] - kind.width[n], 0);
-      if (far < least) [best, least] = [{ kind: number, n }, far];
-    }
-  });
-  return best;
-}
+// How far a mark is from a time; 0 if it is there.
+const awayFrom = (time, { begin, width }, n) => Math.max(begin[n] - time, time - begin[n] - width[n], 0);

@@ -249,65 +249,75 @@ function steerByWheel(timeline) {
 
 const CLICK_PX = 4;
 
+// Follows a pointer from where it is pressed to where it is let go: `begin` returns what `move` and `end` are given,
+// with `x`, `y` and whether it `isMoved`. Two fingers are not followed but pinch.
+function followPointer(node, { begin, move, end, pinch = () => {} }) {
+  const pointers = new Map();
+  let drag = null;
+  node.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    node.setPointerCapture(event.pointerId);
+    pointers.set(event.pointerId, event.clientX);
+    drag = pointers.size > 1 ? null : { ...begin(event), x: event.clientX, y: event.clientY, isMoved: false };
+  });
+  node.addEventListener("pointermove", (event) => {
+    if (!pointers.has(event.pointerId)) return;
+    const [other] = [...pointers.keys()].filter((id) => id !== event.pointerId);
+    if (pointers.size === 2) pinch(pointers.get(other), pointers.get(event.pointerId), event.clientX);
+    pointers.set(event.pointerId, event.clientX);
+    if (!drag) return;
+    drag.isMoved ||= Math.hypot(event.clientX - drag.x, event.clientY - drag.y) > CLICK_PX;
+    if (drag.isMoved) move(event, drag);
+  });
+  for (const type of ["pointerup", "pointercancel"]) {
+    node.addEventListener(type, (event) => {
+      pointers.delete(event.pointerId);
+      if (drag) end(drag, type === "pointerup" && !drag.isMoved);
+      drag = null;
+    });
+  }
+  node.addEventListener("dragstart", (event) => event.preventDefault()); // of text that was selected before
+}
+
 // One pointer moves the view or measures, two zoom. A finger that moves up or down scrolls the page.
 function steerByPointer(timeline) {
   const { rows } = timeline;
-  const pointers = new Map();
-  let drag = null;
-  const begin = (event) => {
-    const place = placeIn(timeline, event);
-    pointers.set(event.pointerId, place.x);
-    if (pointers.size > 1) { drag = null; return; }
-    const isMeasuring = event.shiftKey || timeline.isMeasuring;
-    drag = { ...place, view: timeline.view, clientY: event.clientY, time: timeAt(timeline.plane, place.x), isMeasuring, isMoved: false };
-  };
-  const pinch = (event, x) => {
-    const other = [...pointers].find(([id]) => id !== event.pointerId)[1];
-    const before = pointers.get(event.pointerId);
-    const { plane } = timeline;
-    const fixed = timeAt(plane, other);
-    const factor = Math.max(8, Math.abs(before - other)) / Math.max(8, Math.abs(x - other));
-    timeline.zoom(factor, fixed);
-    timeline.plane = { ...plane, ...timeline.view }; // for moves before the next drawing
-  };
-  const move = (event) => {
-    const place = placeIn(timeline, event);
-    if (!pointers.has(event.pointerId)) { if (event.pointerType === "mouse") showTip(timeline, place); return; }
-    if (pointers.size === 2) pinch(event, place.x);
-    pointers.set(event.pointerId, place.x);
-    if (!drag) return;
-    drag.isMoved ||= Math.hypot(place.x - drag.x, event.clientY - drag.clientY) > CLICK_PX;
-    if (!drag.isMoved) return;
-    timeline.tip.hidden = true;
-    if (drag.isMeasuring) {
-      const time = timeAt(timeline.plane, Math.min(Math.max(place.x, timeline.plane.left), timeline.plane.left + timeline.plane.width));
-      timeline.measure({ start: Math.min(time, drag.time), end: Math.max(time, drag.time) });
-      return;
-    }
-    rows.classList.add("panning");
-    const perPx = (drag.view.end - drag.view.start) / timeline.plane.width;
-    const by = (drag.x - place.x) * perPx;
-    timeline.show(drag.view.start + by, drag.view.end + by);
-    if (event.pointerType === "mouse") scrollBy(0, drag.clientY - event.clientY);
-    drag.clientY = event.clientY;
-  };
-  const end = (event) => {
-    const isClick = drag && !drag.isMoved && event.type === "pointerup" && pointers.size === 1;
-    pointers.delete(event.pointerId);
-    rows.classList.remove("panning");
-    if (isClick) timeline.choose(timeline.spanAt(drag.x, drag.y));
-    if (drag?.isMeasuring && drag.isMoved) setMeasuring(timeline, false);
-    drag = null;
-  };
-  rows.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0 || !timeline.plane) return;
-    rows.setPointerCapture(event.pointerId);
-    begin(event);
+  const timeOf = ({ left, width }, x) => timeAt(timeline.plane, Math.min(Math.max(x, left), left + width));
+  followPointer(rows, {
+    begin(event) {
+      const place = placeIn(timeline, event);
+      const isMeasuring = event.shiftKey || timeline.isMeasuring;
+      return { place, view: timeline.view, scrolledAt: event.clientY, time: timeAt(timeline.plane, place.x), isMeasuring };
+    },
+    move(event, drag) {
+      const { x } = placeIn(timeline, event);
+      timeline.tip.hidden = true;
+      if (drag.isMeasuring) {
+        const time = timeOf(timeline.plane, x);
+        timeline.measure({ start: Math.min(time, drag.time), end: Math.max(time, drag.time) });
+        return;
+      }
+      rows.classList.add("panning");
+      const by = (drag.place.x - x) * (drag.view.end - drag.view.start) / timeline.plane.width;
+      timeline.show(drag.view.start + by, drag.view.end + by);
+      if (event.pointerType === "mouse") scrollBy(0, drag.scrolledAt - event.clientY);
+      drag.scrolledAt = event.clientY;
+    },
+    end(drag, isClick) {
+      rows.classList.remove("panning");
+      if (isClick) timeline.choose(timeline.spanAt(drag.place.x, drag.place.y));
+      if (drag.isMeasuring && drag.isMoved) setMeasuring(timeline, false);
+    },
+    pinch(other, before, now) {
+      const { plane } = timeline;
+      const { left } = timeline.canvas.getBoundingClientRect();
+      timeline.zoom(Math.max(8, Math.abs(before - other)) / Math.max(8, Math.abs(now - other)), timeAt(plane, other - left));
+      timeline.plane = { ...plane, ...timeline.view }; // for moves before the next drawing
+    },
   });
-  rows.addEventListener("pointermove", move);
-  rows.addEventListener("pointerup", end);
-  rows.addEventListener("pointercancel", end);
-  rows.addEventListener("dragstart", (event) => event.preventDefault());  // of text that was selected before
+  rows.addEventListener("pointermove", (event) => {
+    if (!event.buttons && event.pointerType === "mouse") showTip(timeline, placeIn(timeline, event));
+  });
   rows.addEventListener("pointerleave", () => { timeline.tip.hidden = true; });
   rows.addEventListener("dblclick", () => timeline.showWhole());
 }
@@ -341,30 +351,29 @@ function keysOfView(timeline) {
 }
 
 function steerByKeys(timeline) {
-  const visible = timeline.isVisible;
-  const step = (isForward) => {
-    const span = neighbourOf(timeline.kinds, visible, timeline.chosen, isForward);
-    if (span) timeline.choose(span, { isShown: true });
+  const choose = (span) => span && timeline.choose(span, { isShown: true });
+  const laneOf = ({ kind, n }) => ({ row: rowOf(timeline.kinds[kind], n).row, lane: timeline.kinds[kind].lane });
+  const nearest = (lane, time) => {
+    const away = ({ kind, n }) => awayFrom(time, timeline.kinds[kind], n);
+    return timeline.marksOf(lane).reduce((best, span) => (away(span) < away(best) ? span : best));
   };
-  const cross = (direction) => {
+  const beside = (by) => {
     const { kind, n } = timeline.chosen;
-    const marks = timeline.kinds[kind];
-    const lanes = lanesOf(timeline.kinds, visible);
-    const at = lanes.findIndex(({ row, lane }) => row === rowOf(marks, n).row && lane === marks.lane);
-    const next = lanes[at + direction];
-    const span = next && nearestIn(timeline.kinds, visible, next, marks.begin[n] + marks.width[n] / 2);
-    if (span) timeline.choose(span, { isShown: true });
+    const marks = timeline.marksOf(laneOf(timeline.chosen));
+    choose(marks[marks.findIndex((span) => span.kind === kind && span.n === n) + by]);
+  };
+  const cross = (by) => {
+    const { begin, width } = timeline.kinds[timeline.chosen.kind];
+    const own = laneOf(timeline.chosen);
+    const lanes = lanesOf(timeline.kinds, timeline.isVisible);
+    const next = lanes[lanes.findIndex(({ row, lane }) => row === own.row && lane === own.lane) + by];
+    if (next) choose(nearest(next, begin[timeline.chosen.n] + width[timeline.chosen.n] / 2));
   };
   const enter = () => {
-    const [first] = timeline.kinds ? lanesOf(timeline.kinds, visible) : [];
-    const span = first && nearestIn(timeline.kinds, visible, first, timeline.view.start);
-    if (span && !timeline.chosen) timeline.choose(span, { isShown: true });
+    const [first] = timeline.kinds ? lanesOf(timeline.kinds, timeline.isVisible) : [];
+    if (first && !timeline.chosen) choose(nearest(first, timeline.view.start));
   };
-  const edge = (isLast) => {
-    const kind = timeline.kinds[timeline.chosen.kind];
-    const lane = { row: rowOf(kind, timeline.chosen.n).row, lane: kind.lane };
-    timeline.choose(nearestIn(timeline.kinds, visible, lane, isLast ? timeline.last : timeline.first), { isShown: true });
-  };
+  const edge = (at) => choose(timeline.marksOf(laneOf(timeline.chosen)).at(at));
   const measureIt = () => {
     if (!timeline.chosen) return timeline.measure({ ...timeline.view });
     const { kind, n } = timeline.chosen;
@@ -372,8 +381,8 @@ function steerByKeys(timeline) {
     return timeline.measure({ start: begin[n], end: begin[n] + width[n] });
   };
   const keysOfSpan = {
-    ArrowLeft: () => step(false), ArrowRight: () => step(true), ArrowUp: () => cross(-1), ArrowDown: () => cross(1),
-    Home: () => edge(false), End: () => edge(true),
+    ArrowLeft: () => beside(-1), ArrowRight: () => beside(1), ArrowUp: () => cross(-1), ArrowDown: () => cross(1),
+    Home: () => edge(0), End: () => edge(-1),
   };
   const view = keysOfView(timeline);
   const keys = {
@@ -405,32 +414,19 @@ function steerByMap(timeline) {
     const share = (event.clientX - box.left) / box.width;
     return timeline.first + Math.min(1, Math.max(0, share)) * (timeline.last - timeline.first);
   };
-  let drag = null;
-  map.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0) return;
-    map.setPointerCapture(event.pointerId);
-    const isPane = event.target === pane && !timeline.isWhole;
-    drag = { from: timeOf(event), view: timeline.view, isPane, x: event.clientX, isMoved: false };
-  });
-  const move = (event) => {
-    if (!drag) return;
-    drag.isMoved ||= Math.abs(event.clientX - drag.x) > CLICK_PX;
-    if (!drag.isMoved) return;
-    const time = timeOf(event);
-    if (drag.isPane) timeline.show(drag.view.start + time - drag.from, drag.view.end + time - drag.from);
-    else if (time !== drag.from) timeline.show(Math.min(time, drag.from), Math.max(time, drag.from));
-  };
-  map.addEventListener("pointermove", move);
-  const end = (event) => {
-    if (drag && !drag.isMoved && !drag.isPane && !timeline.isWhole) {
+  followPointer(map, {
+    begin: (event) => ({ from: timeOf(event), view: timeline.view, isPane: event.target === pane && !timeline.isWhole }),
+    move(event, { from, view, isPane }) {
+      const time = timeOf(event);
+      if (isPane) timeline.show(view.start + time - from, view.end + time - from);
+      else if (time !== from) timeline.show(Math.min(time, from), Math.max(time, from));
+    },
+    end({ from, isPane }, isClick) {
+      if (!isClick || isPane || timeline.isWhole) return;
       const half = (timeline.view.end - timeline.view.start) / 2;
-      timeline.show(drag.from - half, drag.from + half);
-    }
-    drag = null;
-  };
-  map.addEventListener("pointerup", end);
-  map.addEventListener("pointercancel", end);
-  map.addEventListener("dragstart", (event) => event.preventDefault());  // of text that was selected before
+      timeline.show(from - half, from + half);
+    },
+  });
   const keys = keysOfView(timeline);
   pane.addEventListener("keydown", (event) => {
     if (!(event.key in keys)) return;

@@ -82,7 +82,7 @@ class Timeline {
   timed(time) { return `${written(time, 3)}${this.unit}`; }
 
   refresh() {
-    this.mapGrid = null;
+    this.mapGrid = this.lane = null;
     if (this.search.value) this.find(this.search.value);
     this.draw();
   }
@@ -302,13 +302,20 @@ class Timeline {
       if (!row) continue;
       let [best, least] = [null, Infinity];
       eachBetween(kind, row, time - near, time + near, (n) => {
-        const far = Math.max(kind.begin[n] - time, time - kind.begin[n] - kind.width[n], 0);
+        const far = awayFrom(time, kind, n);
         if (far < least) [best, least] = [n, far];
         return true;
       });
       if (best !== null) return { kind: number, n: best };
     }
     return null;
+  }
+
+  // The visible marks of a lane by time; the last lane that was asked for is kept.
+  marksOf({ row, lane }) {
+    const key = [row, lane, ...this.hidden].join();
+    if (this.lane?.key !== key) this.lane = { key, marks: marksOfLane(this.kinds, this.isVisible, { row, lane }) };
+    return this.lane.marks;
   }
 
   // What a pointer at a point of the canvas is told, as lines.
