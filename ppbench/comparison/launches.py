@@ -8,6 +8,7 @@ import pandas as pd
 
 from ppbench.config.case import TIMES, Case, Measure
 from ppbench.display.cases import (
+    FAILED_FINALLY,
     FIGURES,
     INTERVAL,
     NOT_FINITE,
@@ -16,8 +17,6 @@ from ppbench.display.cases import (
     without_not_finite,
 )
 from ppbench.display.units import is_missing
-from ppbench.run.machine.environment import fingerprint_here
-from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 
 SETTINGS = tuple(Measure().of_figures())
 """The measurement settings that figures depend on."""
@@ -76,6 +75,8 @@ def keys_of(runs: pd.DataFrame) -> list[Key]:
 
 def key_of(case: Case, measure: Measure) -> Key:
     """The values of `MEASURED_ALIKE` of a case on this machine, as text."""
+    from ppbench.run.machine.environment import fingerprint_here
+
     measured = measure.of_figures().values()
     threads = case.launch_threads_per_rank
     fingerprint = fingerprint_here(case.device, case.num_processes, threads)

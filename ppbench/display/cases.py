@@ -159,6 +159,8 @@ def is_not_finite(row: Row) -> bool:
     return Caution.not_finite.name in cautions_of(row)
 
 
+FAILED_FINALLY = ("oom", "error", "timeout", "invalid")
+"""Failures caused by the case itself: it would fail again. A crash may have another cause."""
 NOT_FINITE = "not finite"
 """Replaces the status `ok` of such a run wherever a verdict would depend on its figures."""
 

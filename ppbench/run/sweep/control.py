@@ -31,6 +31,7 @@ from ppbench.config.feasibility import notes_on_stages
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep, note_unmet
 from ppbench.console import note
+from ppbench.display.cases import FAILED_FINALLY
 from ppbench.display.units import counted
 from ppbench.errors import (
     MOST_OF_MESSAGE,
@@ -59,7 +60,6 @@ from ppbench.run.machine.node_folder import make_node_folder, remove_node_folder
 from ppbench.run.sweep.automatic import Found, find_programs, hand_over
 from ppbench.run.sweep.open_runs import RUNNING, close_launch, running_note
 from ppbench.run.sweep.plan import (
-    FINAL,
     Choice,
     SweepPlan,
     exclusive_plan,
@@ -138,7 +138,7 @@ def hopeless_cases(plan: SweepPlan, store: Store, since: str) -> dict[str, str]:
         last = of_case.tail(2)
         # Numbers, such as ids of processes, differ from launch to launch.
         errors = {re.sub(r"\d+", "#", first_line(str(error))) for error in last["error"]}
-        if len(last) == 2 and last["status"].isin(FINAL).all() and len(errors) == 1:
+        if len(last) == 2 and last["status"].isin(FAILED_FINALLY).all() and len(errors) == 1:
             error = first_line(str(last["error"].iloc[-1]))
             hopeless[str(case_id)] = f"case {case_id} has failed twice in the same way: {error}"
     return hopeless

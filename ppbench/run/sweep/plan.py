@@ -33,6 +33,7 @@ from engine import device_variables
 from ppbench.config.case import Case, Measure
 from ppbench.config.conditions import EVERYTHING, Conditions
 from ppbench.config.sweep import Sweep
+from ppbench.display.cases import FAILED_FINALLY
 from ppbench.errors import RepositoryError, UsageError
 from ppbench.files import hold_lock, lock_note, whole_file
 from ppbench.git import Commit, Repository, read_commit
@@ -58,8 +59,6 @@ NO_WORKLOAD = (
 )
 """Places in ppbench's own repository that no case reads: texts, and its code, whose measuring part
 `code_hash` covers."""
-FINAL = ("oom", "error", "timeout", "invalid")
-"""Failures caused by the case itself: it would fail again. A crash may have another cause."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def plan_sweep(
     readable = store.table("runs", runs["run_id"])["run_id"]  # a damaged run is made again
     runs = runs[runs["run_id"].isin(readable)]
     statuses = dict(zip(runs["resume_key"], runs["status"], strict=True))
-    final = () if choice.retries_failed else FINAL
+    final = () if choice.retries_failed else FAILED_FINALLY
     cases = set(choice.only.select(sweep.cases))
     # Each launch is in random order, so that drift favours no case.
     shuffled: list[PlannedRun] = []
