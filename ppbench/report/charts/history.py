@@ -18,9 +18,10 @@ from ppbench.judge.evidence import Metric
 from ppbench.report.charts.canvas import NEUTRAL, figure_text
 from ppbench.report.scripts import Picture
 from ppbench.statistics.change_points import Step
-from ppbench.statistics.series import Point, Series
+from ppbench.statistics.series import Launch, Point, Series
 
 HEIGHT_PX = 330
+Place = tuple[float | None, float | None]
 SHORT = 9
 _STRIP, _PLOT = [0.0, 0.07], [0.1, 1.0]
 _MOST_COUNTS = 20  # gaps that are labelled with their number of commits; more would overlap
@@ -104,9 +105,9 @@ def history_chart(series: Series) -> Picture:
             "zeroline": False,
         },
     }
-    # Each level has its 95 % interval as a band.
-    band: list[tuple[float | None, float | None]] = []
-    lines: list[tuple[float | None, float | None]] = []
+    # A line has gaps at None. Each level has its 95 % interval as a band.
+    band: list[Place] = []
+    lines: list[Place] = []
     for level in series.changes.levels:
         left, right = level.first - 0.4, level.last + 0.4
         if level.interval is not None:
@@ -114,126 +115,112 @@ def history_chart(series: Series) -> Picture:
             band += [(left, bottom), (right, bottom), (right, top), (left, top), (None, None)]
         height = level.estimate * factor
         lines += [(left, height), (right, height), (None, None)]
-    launches = [  # of commits that have several
+    launches: list[Place] = [  # of commits that have several
         (place, value * factor)
         for place, point in every
         if len(point.figures) > 1
         for value in point.figures
     ]
+    medians = [(n, point.value * factor) for n, point in every if point.value is not None]
     discounted = [
-        (place, point, launch, launch.value * factor)
+        (place, point, launch)
         for place, point in every
         for launch in point.launches
         if launch.run_id in discounts and launch.value is not None
     ]
-    medians = [(place, point) for place, point in every if point.value is not None]
     failed = [(place, point) for place, point in every if point.failures]
     gaps = [(place, point) for place, point in every if place and point.num_before]
     has_counts = len(gaps) <= _MOST_COUNTS
+
+    def discount(point: Point, launch: Launch) -> str:
+        why = discount_text(discounts[launch.run_id], launch.slowdown)
+        text = f"run {launch.run_id} counts for no level and no change: {why}"
+        return f"{heading(point)}<br>{text}"
+
+    def cause(step: Step) -> str:
+        num = step.num_commits
+        last = "no other commit" if num == 1 else f"{counted(num, 'commit')} caused it"
+        return (
+            f"<b>{size_text(step, metric)}</b>, {interval_text(step, metric)}"
+            f"<br>most likely with {heading(series.points[step.first])}"
+            f"<br>{'and' if num == 1 else 'one of'} {last}"
+        )
+
+    no_line, ring = {"width": 0}, {"width": 1.5, "color": NEUTRAL}
+    faint, dash = translucent(MEDIUM_BLUE, 0.5), {"width": 1, "color": NEUTRAL}
+    blue = {"color": MEDIUM_BLUE, "width": 2}
+    filled = {"fill": "toself", "fillcolor": translucent(MEDIUM_BLUE, 0.2)}
+    is_late = [step.first > len(series.points) / 2 for step in steps]
     traces = [
-        _scatter(
-            name="interval",
-            x=[x for x, _ in band],
-            y=[y for _, y in band],
-            mode="lines",
-            line={"width": 0},
-            fill="toself",
-            fillcolor=translucent(MEDIUM_BLUE, 0.2),
-            hoverinfo="skip",
-        ),
-        _scatter(
-            name="level",
-            x=[x for x, _ in lines],
-            y=[y for _, y in lines],
-            mode="lines",
-            line={"color": MEDIUM_BLUE, "width": 2},
-            hoverinfo="skip",
-        ),
-        _scatter(
-            name="launch",
-            x=[place for place, _ in launches],
-            y=[value for _, value in launches],
-            mode="markers",
-            marker={"size": 4, "color": translucent(MEDIUM_BLUE, 0.5), "line": {"width": 0}},
-            hoverinfo="skip",
-        ),
-        _clickable(
+        _trace("interval", band, mode="lines", line=no_line, **filled),
+        _trace("level", lines, mode="lines", line=blue),
+        _trace("launch", launches, marker={"size": 4, "color": faint, "line": no_line}),
+        _trace(
+            "median",
             medians,
-            [(point.value or 0.0) * factor for _, point in medians],
             [_median_text(series, place) for place, _ in medians],
-            name="median",
+            opens=[place for place, _ in medians],
             marker={"size": 8, "color": MEDIUM_BLUE, "line": {"width": 1}},
         ),
-        _clickable(  # a ring around each launch that counts for no level and no change
-            [(place, point) for place, point, _, _ in discounted],
-            [value for *_, value in discounted],
-            [
-                f"{heading(point)}<br>run {launch.run_id} counts for no level and no change: "
-                f"{discount_text(discounts[launch.run_id], launch.slowdown)}"
-                for _, point, launch, _ in discounted
-            ],
-            name="discounted",
-            marker={
-                "size": 14,
-                "symbol": "circle-open",
-                "color": NEUTRAL,
-                "line": {"width": 1.5, "color": NEUTRAL},
-            },
+        _trace(  # a ring around each launch that counts for no level and no change
+            "discounted",
+            [(place, (launch.value or 0.0) * factor) for place, _, launch in discounted],
+            [discount(point, launch) for _, point, launch in discounted],
+            opens=[place for place, *_ in discounted],
+            marker={"size": 14, "symbol": "circle-open", "color": NEUTRAL, "line": ring},
         ),
-        _clickable(
-            failed,
-            [0.5] * len(failed),
+        _trace(
+            "did not run",
+            [(place, 0.5) for place, _ in failed],
             [f"{heading(point)}<br>{failure_text(point)}" for _, point in failed],
-            name="did not run",
-            marker={"size": 8, "color": VERMILLION, "symbol": "x", "line": {"width": 0}},
+            opens=[place for place, _ in failed],
+            marker={"size": 8, "color": VERMILLION, "symbol": "x", "line": no_line},
             yaxis="y2",
         ),
-        _scatter(  # the numbers of unmeasured commits between two points
-            name="not measured",
-            x=[place - 0.5 for place, _ in gaps],
-            y=[0.5] * len(gaps),
-            yaxis="y2",
+        _trace(  # the numbers of unmeasured commits between two points
+            "not measured",
+            [(place - 0.5, 0.5) for place, _ in gaps],
+            [f"{counted(point.num_before, 'commit')} not measured" for _, point in gaps],
             mode="text" if has_counts else "markers",
             text=[f"{point.num_before:,}" if has_counts else "" for _, point in gaps],
             textfont={"size": 10, "color": NEUTRAL},
-            marker={"symbol": "line-ew", "size": 5, "line": {"width": 1, "color": NEUTRAL}},
-            hovertext=[f"{counted(point.num_before, 'commit')} not measured" for _, point in gaps],
-            hovertemplate="%{hovertext}<extra></extra>",
+            marker={"symbol": "line-ew", "size": 5, "line": dash},
+            yaxis="y2",
         ),
-        _scatter(
-            name="change",
-            x=[step.first for step in steps],
-            y=[high + span * _ABOVE / 2] * len(steps),
+        _trace(
+            "change",
+            [(step.first, high + span * _ABOVE / 2) for step in steps],
+            [cause(step) for step in steps],
+            opens=[f"change {number}" for number in range(len(steps))],
             mode="markers+text",
             marker={
                 "size": 11,
                 "color": [color_of(series, step) for step in steps],
-                "symbol": [
-                    "triangle-up" if step.size.estimate > 0 else "triangle-down" for step in steps
-                ],
-                "line": {"width": 0},
+                "symbol": [f"triangle-{'up' if s.size.estimate > 0 else 'down'}" for s in steps],
+                "line": no_line,
             },
             text=[f"<b>{'spike ' * step.is_spike}{size_text(step, metric)}</b>" for step in steps],
-            textposition=[
-                "middle left" if step.first > len(series.points) / 2 else "middle right"
-                for step in steps
-            ],
-            cliponaxis=False,
-            customdata=[f"change {number}" for number in range(len(steps))],
-            hovertext=[
-                f"<b>{size_text(step, metric)}</b>, {interval_text(step, metric)}"
-                f"<br>most likely with {heading(series.points[step.first])}"
-                + (
-                    "<br>and no other commit"
-                    if step.num_commits == 1
-                    else f"<br>one of {counted(step.num_commits, 'commit')} caused it"
-                )
-                for step in steps
-            ],
-            hovertemplate="%{hovertext}<extra></extra>",
+            textposition=[f"middle {'left' if late else 'right'}" for late in is_late],
         ),
     ]
     return {"data": traces, "layout": layout}
+
+
+def _trace(
+    name: str,
+    places: Sequence[Place],
+    hover: Sequence[str] | None = None,
+    *,
+    opens: Sequence[int | str] | None = None,
+    **settings: object,
+) -> Picture:
+    """Return a trace; a click on a mark opens what `opens` names."""
+    x, y = ([place[axis] for place in places] for axis in (0, 1))
+    trace = {"type": "scatter", "name": name, "x": x, "y": y, "mode": "markers", **settings}
+    if hover is None:
+        return {**trace, "hoverinfo": "skip"}
+    trace |= {"hovertext": list(hover), "hovertemplate": "%{hovertext}<extra></extra>"}
+    return trace if opens is None else {**trace, "customdata": list(opens), "cliponaxis": False}
 
 
 def color_of(series: Series, step: Step) -> str:
@@ -249,33 +236,6 @@ def size_text(step: Step, metric: Metric) -> str:
 def interval_text(step: Step, metric: Metric) -> str:
     unit = "points" if metric.in_points else "%"
     return f"{100 * step.size.low:+.1f} to {100 * step.size.high:+.1f} {unit}"
-
-
-def _scatter(**settings: object) -> Picture:
-    return {**settings, "type": "scatter"}
-
-
-def _clickable(
-    drawn: Sequence[tuple[int, Point]],
-    y: Sequence[float],
-    hover: Sequence[str],
-    *,
-    name: str,
-    marker: dict[str, object],
-    yaxis: str = "y",
-) -> Picture:
-    return _scatter(
-        name=name,
-        x=[place for place, _ in drawn],
-        y=list(y),
-        yaxis=yaxis,
-        mode="markers",
-        marker=marker,
-        cliponaxis=False,
-        customdata=[place for place, _ in drawn],
-        hovertext=list(hover),
-        hovertemplate="%{hovertext}<extra></extra>",
-    )
 
 
 def heading(point: Point) -> str:
