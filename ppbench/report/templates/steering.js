@@ -1,69 +1,68 @@
 // The controls of a timeline: its elements, and what mouse, wheel, touch and keys do.
 "use strict";
 
-const PLACEHOLDER = "Find 2F7, F7, rank 1";
+const PARTS = `
+  <div class="tl-tools">
+    <div class="tl-find">
+      <input type="search" data-part="search" placeholder="Find 2F7, F7, rank 1" autocomplete="off" spellcheck="false"
+        aria-label="Find actions: 2F7 is the forward of microbatch 7 in stage 2">
+      <button data-part="previous" aria-label="Previous match" title="Previous match">‹</button>
+      <button data-part="next" aria-label="Next match" title="Next match">›</button>
+      <span class="tl-count" data-part="count" aria-live="polite"></span>
+    </div>
+    <button data-button="in" aria-label="Zoom in" title="Zoom in (W)">+</button>
+    <button data-button="out" aria-label="Zoom out" title="Zoom out (S)">−</button>
+    <button data-button="whole" aria-label="Show the whole step" title="Show the whole step (0)">Whole step</button>
+    <button data-button="measure" aria-label="Measure a range by dragging" aria-pressed="false"
+      title="Measure a range by dragging; or drag with Shift">Measure</button>
+    <button data-button="taller" aria-label="Taller rows" title="Taller rows">Taller</button>
+    <button data-button="flatter" aria-label="Flatter rows" title="Flatter rows">Flatter</button>
+  </div>
+  <div class="tl-layers" data-part="layers" role="group" aria-label="Shown in the timeline"></div>
+  <div class="tl-body">
+    <div class="tl-plot">
+      <div class="tl-head" data-part="head">
+        <div class="tl-map" data-part="map">
+          <canvas data-part="mapCanvas"></canvas>
+          <div class="tl-shade" data-part="before" style="left: 0"></div>
+          <div class="tl-shade" data-part="after" style="right: 0"></div>
+          <div class="tl-window" data-part="pane" role="slider" tabindex="0" aria-label="Visible part of the step"
+            aria-valuemin="0" aria-valuemax="100"></div>
+        </div>
+        <button class="tl-brief" data-part="brief" hidden></button>
+        <canvas class="tl-axis" data-part="axis" aria-hidden="true"></canvas>
+      </div>
+      <div class="tl-rows" data-part="rows" role="application" tabindex="0" aria-roledescription="timeline">
+        <canvas data-part="canvas"></canvas>
+      </div>
+      <div class="tl-tip" data-part="tip" hidden></div>
+    </div>
+    <aside class="tl-side" data-part="side" aria-label="Details"></aside>
+  </div>
+  <p class="note merged" data-part="noted" hidden></p>
+  <p class="sr-only tl-live" data-part="live" aria-live="polite"></p>`;
 
-// The elements of a timeline, in its div.
+// The elements of a timeline, in its div; the timeline has each by its name.
 function build(timeline) {
   const { div } = timeline;
   div.classList.add("tl");
-  const tools = element("div", "tl-tools");
-  const find = element("div", "tl-find");
-  timeline.search = element("input", "", "", {
-    type: "search", placeholder: PLACEHOLDER, autocomplete: "off", spellcheck: false,
-    "aria-label": "Find actions: 2F7 is the forward of microbatch 7 in stage 2",
-  });
-  timeline.previous = button("‹", "Previous match");
-  timeline.next = button("›", "Next match");
-  timeline.count = element("span", "tl-count", "", { "aria-live": "polite" });
-  find.append(timeline.search, timeline.previous, timeline.next, timeline.count);
-  const isInRow = timeline.steps.some(({ windows }) => windows);
-  timeline.buttons = {
-    in: button("+", "Zoom in", "Zoom in (W)"),
-    out: button("−", "Zoom out", "Zoom out (S)"),
-    whole: button("Whole step", "Show the whole step", `Show the whole step (0)${isInRow ? "; once more: those beside it too" : ""}`),
-    measure: button("Measure", "Measure a range by dragging", "Measure a range by dragging; or drag with Shift"),
-    taller: button("Taller", "Taller rows"),
-    flatter: button("Flatter", "Flatter rows"),
-  };
-  timeline.buttons.measure.setAttribute("aria-pressed", "false");
-  tools.append(find, ...replicaChoice(timeline), ...Object.values(timeline.buttons));
-  timeline.layers = element("div", "tl-layers", "", { role: "group", "aria-label": "Shown in the timeline" });
-  timeline.noted = element("p", "note merged");
-  timeline.live = element("p", "sr-only tl-live", "", { "aria-live": "polite" });
-
-  const body = element("div", "tl-body");
-  const plot = element("div", "tl-plot");
-  timeline.head = element("div", "tl-head");
-  timeline.map = element("div", "tl-map");
-  timeline.mapCanvas = element("canvas");
-  timeline.shades = ["left", "right"].map((side) => element("div", "tl-shade", "", { style: `${side}: 0` }));
-  timeline.pane = element("div", "tl-window", "", {
-    role: "slider", tabindex: 0, "aria-label": "Visible part of the step", "aria-valuemin": 0, "aria-valuemax": 100,
-  });
-  timeline.map.append(timeline.mapCanvas, ...timeline.shades, timeline.pane);
-  timeline.axis = element("canvas", "tl-axis", "", { "aria-hidden": true });
-  timeline.brief = element("button", "tl-brief", "", { type: "button", hidden: "" });
+  div.innerHTML = PARTS;
+  for (const node of div.querySelectorAll("[data-part]")) timeline[node.dataset.part] = node;
+  const buttons = [...div.querySelectorAll("[data-button]")];
+  timeline.buttons = Object.fromEntries(buttons.map((node) => [node.dataset.button, node]));
+  for (const node of div.querySelectorAll("button")) node.type = "button";
+  timeline.buttons.in.before(...replicaChoice(timeline));
+  if (timeline.steps.some(({ windows }) => windows)) timeline.buttons.whole.title += "; once more: those beside it too";
   timeline.brief.addEventListener("click", () => timeline.side.scrollIntoView({ block: "nearest" }));
-  timeline.head.append(timeline.map, timeline.brief, timeline.axis);
-  timeline.rows = element("div", "tl-rows", "", {
-    role: "application", tabindex: 0, "aria-roledescription": "timeline",
-    "aria-label": `${div.getAttribute("aria-label") ?? "Timeline"}. ${namesOf(timeline)}Enter steps through its spans with the arrow keys; W, A, S, D zoom and move.`,
-  });
-  timeline.canvas = element("canvas");
+  const label = div.getAttribute("aria-label") ?? "Timeline";
+  const keys = "Enter steps through its spans with the arrow keys; W, A, S, D zoom and move.";
+  timeline.rows.setAttribute("aria-label", `${label}. ${namesOf(timeline)}${keys}`);
   timeline.titles = timeline.steps.map(({ title }) => element("div", "tl-title", title, { title }));
-  timeline.tip = element("div", "tl-tip", "", { hidden: "" });
-  timeline.rows.append(timeline.canvas, ...timeline.titles);
-  plot.append(timeline.head, timeline.rows, timeline.tip);
-  timeline.side = element("aside", "tl-side", "", { "aria-label": "Details" });
-  body.append(plot, timeline.side);
-
-  div.replaceChildren(tools, timeline.layers, body, timeline.noted, timeline.live);
+  timeline.rows.append(...timeline.titles);
   timeline.isFramed = Boolean(div.closest(".scroll"));
   buildLayers(timeline);
   fillSide(timeline);
   timeline.tellMatches();
-  timeline.noted.hidden = true;
 }
 
 // What is marked, and what is beside it, for those who do not see it.

@@ -430,8 +430,8 @@ class Timeline {
     const part = (time) => ((time - this.first) / (this.last - this.first)) * 100;
     const [from, to] = [part(this.view.start), part(this.view.end)];
     Object.assign(this.pane.style, { left: `min(${from}%, 100% - 8px)`, width: `${to - from}%` });
-    this.shades[0].style.width = `${from}%`;
-    this.shades[1].style.left = `${to}%`;
+    this.before.style.width = `${from}%`;
+    this.after.style.left = `${to}%`;
     this.pane.setAttribute("aria-valuetext", this.viewText);
     this.pane.setAttribute("aria-valuenow", String(Math.round((from + to) / 2)));
   }
