@@ -137,6 +137,27 @@ def comparison_page(folder: Path) -> Path:
     return folder / "page.html"
 
 
+def runs_with_plans(folder: Path, ranks: int, microbatches: int) -> Store:
+    """AFAB and 1F1B as simulated, each with its plan."""
+    store = Store(folder)
+    for number, schedule in enumerate(("afab", "1f1b")):
+        spans = simulated_spans(schedule, ranks, microbatches, 1).assign(step=3)
+        figures = {"step_ns": spans["end_ns"].max(), "bubble_fraction": 0.2}
+        case = Case(schedule=schedule, world_size=ranks, num_microbatches=microbatches)
+        run = run_row(number, case, model_preset=NASTY, **figures)
+        steps = pd.DataFrame([{"step": 3, **figures}])
+        planned = spans.drop(columns="num_bytes").assign(step=0)
+        store.write_run(run, {"steps": steps, "spans": spans, "planned": planned})
+    return store
+
+
+def timeline_page(folder: Path) -> Path:
+    """The measured and the planned steps of two runs."""
+    store = runs_with_plans(folder / "results", 4, 8)
+    write_timeline(folder / "timeline.html", store, store.runs(), has_plan=True)
+    return folder / "timeline.html"
+
+
 def plan_page(folder: Path) -> Path:
     write_page(folder / "page.html", render_plan(toy_page()))
     return folder / "page.html"
@@ -169,6 +190,7 @@ KINDS = {
     "answered": answered_page,
     "failures": lambda folder: failure_pages(folder)[0],
     "failed timeline": lambda folder: failure_pages(folder)[1],
+    "timeline": timeline_page,
     "planned timeline": planned_page,
     "history": history_page,
     "comparison": comparison_page,
