@@ -9,6 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # like that of `typing`, whose import would take longer than all others
 if TYPE_CHECKING:
     from ppbench import figures
+    from ppbench.cli.commands import answer
     from ppbench.commits.check import check
     from ppbench.commits.comparison import compare
     from ppbench.commits.noise import noise
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "__version__",
+    "answer",
     "attach",
     "check",
     "compare",
@@ -36,6 +38,7 @@ __all__ = [
     "sweep",
 ]
 _PLACES = {
+    "answer": "ppbench.cli.commands",
     "attach": "ppbench.external.attach",
     "check": "ppbench.commits.check",
     "compare": "ppbench.commits.comparison",

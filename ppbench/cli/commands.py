@@ -12,9 +12,14 @@ the file. The declarations are read as text, so that the help of all commands im
 
 from __future__ import annotations
 
+import importlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ppbench.display.document import Result
 
 MEASURE, LOOK, COMPARE = "Measure", "Look at runs", "Compare commits"
 PLAN, EXCHANGE = "Plan", "Exchange with other tools"
@@ -67,3 +72,15 @@ def _found() -> list[Entry]:
 
 
 COMMANDS = _found()
+
+
+def answer(command: str, *arguments: object, **options: object) -> Result:
+    """Return the answer of a command; a notebook shows it as the command would.
+
+    `answer("simulate", "all", ranks=4, microbatches=8)`
+    """
+    name, _, below = command.partition(" ")
+    (entry,) = (entry for entry in COMMANDS if entry.name == name)
+    module = importlib.import_module(f"ppbench.cli.{entry.module}")
+    found: Result = getattr(module, entry.functions[below]).answer(*arguments, **options)
+    return found

@@ -1,13 +1,13 @@
 """Completes words in the shell: runs, sweeps, schedules, settings, columns, metrics, figures.
 
-Each function returns the words that begin with what is typed. It imports what it lists when it is
-called, and offers nothing where a store cannot be read: a shell has no place for errors.
+Each function returns words, of which typer offers those that begin with what is typed. It imports
+what it lists when it is called, and offers nothing where a store cannot be read: a shell has no
+place for errors.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import typer
@@ -16,11 +16,11 @@ MOST_RUNS = 50
 """The newest runs that are offered."""
 
 
-def schedules(incomplete: str) -> list[str]:
+def schedules() -> list[str]:
     """The registered schedules."""
     from engine.plan.schedules.registry import SCHEDULES
 
-    return _beginning(incomplete, SCHEDULES)
+    return [*SCHEDULES]
 
 
 def sweeps(incomplete: str) -> list[str]:
@@ -35,22 +35,21 @@ def sweeps(incomplete: str) -> list[str]:
                 names.append(str(path))
             elif path.is_dir() and not path.name.startswith("."):
                 names.append(f"{path}/")
-    return _beginning(incomplete, names)
+    return names
 
 
 def settings(incomplete: str) -> list[str]:
     """`KEY=` for every setting, and the values of a schedule, runtime or model."""
     from engine.model.presets import PRESETS
-    from engine.plan.schedules.registry import SCHEDULES
     from ppbench.config.case import CASE_KEYS
     from ppbench.config.toml import SYNONYMS
     from ppbench.runtimes import known_runtimes
 
     key, separator, _ = incomplete.partition("=")
     if not separator:
-        return _beginning(incomplete, [f"{name}=" for name in (*CASE_KEYS, *SYNONYMS)])
-    values = {"schedule": SCHEDULES, "runtime": known_runtimes(), "model.preset": PRESETS}
-    return _beginning(incomplete, [f"{key}={value}" for value in values.get(key, ())])
+        return [f"{name}=" for name in (*CASE_KEYS, *SYNONYMS)]
+    values = {"schedule": schedules(), "runtime": known_runtimes(), "model.preset": PRESETS}
+    return [f"{key}={value}" for value in values.get(key, ())]
 
 
 def runs(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -63,7 +62,7 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
         newest = store.listed(["run_id"], (), MOST_RUNS)
         short = store.short_ids(str(run_id) for (run_id,) in reversed(newest))
     ends = [end for end in short.values() if incomplete and end.startswith(incomplete)]
-    return ends or _beginning(incomplete, ["last", *short])
+    return ends or ["last", *short]
 
 
 def columns(incomplete: str) -> list[str]:
@@ -71,31 +70,27 @@ def columns(incomplete: str) -> list[str]:
     from ppbench.config.toml import SYNONYMS
     from ppbench.store import TABLES
 
-    before, comma, last = incomplete.rpartition(",")
-    names = [*(column.name for column in TABLES["runs"]), *SYNONYMS]
-    return [f"{before}{comma}{name}" for name in _beginning(last, names)]
+    before, comma, _ = incomplete.rpartition(",")
+    names = (*(column.name for column in TABLES["runs"]), *SYNONYMS)
+    return [f"{before}{comma}{name}" for name in names]
 
 
-def metrics(incomplete: str) -> list[str]:
+def metrics() -> list[str]:
     """The metrics that have verdicts."""
     from ppbench.display.metrics import METRICS
 
-    return _beginning(incomplete, METRICS)
+    return [*METRICS]
 
 
-def figures(incomplete: str) -> list[str]:
+def figures() -> list[str]:
     """The names of figures."""
     from ppbench.figures import FIGURES
 
-    return _beginning(incomplete, FIGURES)
+    return [*FIGURES]
 
 
-def tables(incomplete: str) -> list[str]:
+def tables() -> list[str]:
     """The tables of the store."""
     from ppbench.store import TABLES
 
-    return _beginning(incomplete, TABLES)
-
-
-def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
-    return [word for word in words if word.startswith(incomplete)]
+    return [*TABLES]

@@ -17,6 +17,7 @@ import typer
 
 from ppbench.cli import completion
 from ppbench.cli.browser import open_page
+from ppbench.cli.options import with_options
 from ppbench.console import note
 from ppbench.display.document import Code, Result, render
 from ppbench.display.formats import Format
@@ -99,8 +100,7 @@ def answers(
     """
 
     def declare(command: Callable[..., Result]) -> Callable[..., None]:
-        signature = inspect.signature(command, eval_str=True)
-        given_here = set(signature.parameters)
+        given_here = set(inspect.signature(command).parameters)
         if "output" in given_here:
             given_here |= {"columns", "sort"}
         added = {key: one for key, one in _OPTIONS.items() if key not in given_here}
@@ -121,18 +121,8 @@ def answers(
             if result.exit_code:
                 raise typer.Exit(result.exit_code)
 
-        own = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-            )
-            for name, (annotation, default) in added.items()
-        ]
-        parameters = [*signature.parameters.values(), *own]
-        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=parameters, return_annotation=None
-        )
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
-        return run
+        run.answer = command  # type: ignore[attr-defined]
+        return with_options(run, command, added)
 
     return declare
 

@@ -9,7 +9,6 @@ import typer
 
 from ppbench.cli.commands import MEASURE
 from ppbench.cli.emit import answers, catalogue
-from ppbench.console import note
 from ppbench.display.document import Block, Result, Text
 from ppbench.display.rows import Rows
 from ppbench.display.tables import Table
@@ -34,10 +33,10 @@ def check(
     ] = None,
 ) -> Result:
     """Train every architecture in two stages and unsplit, and compare loss and gradients."""
-    from rich.console import Console
+    from ppbench.cli.progress import LiveProgress
 
-    console, checks = Console(stderr=True), []
-    with console.status("importing the models") as status:
+    checks = []
+    with LiveProgress("importing the models") as progress:
         from engine.check import architectures as known_architectures
         from engine.check import check_architectures
 
@@ -50,9 +49,7 @@ def check(
         for check in check_architectures(names):
             checks.append(check)
             text = f"{len(checks)} of {len(names)}: {check.architecture} {check.status}"
-            status.update(text)
-            if not console.is_terminal:
-                note(text)
+            progress.show(text, text)
     rows = Rows.of_records([asdict(check) for check in checks])
     verdict = f"{sum(check.status == 'exact' for check in checks)} of {len(checks)} exact"
     has_failed = any(check.has_failed for check in checks)

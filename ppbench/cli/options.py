@@ -7,7 +7,7 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -246,25 +246,35 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         short = [f"{declared[name].key}={v}" for name, v in chosen.items() if v is not None]
         command(**{**given, "overrides": [*(given["overrides"] or []), *short]})
 
-    signature = inspect.signature(command, eval_str=True)
-    options = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                str | None,
-                typer.Option(
-                    f"--{name.replace('_', '-')}",
-                    metavar=one.metavar,
-                    help=f"{one.meaning[:1].upper()}{one.meaning[1:]}.",
-                ),
-            ],
-        )
+    options = {
+        name: Annotated[
+            str | None,
+            typer.Option(
+                f"--{name.replace('_', '-')}",
+                metavar=one.metavar,
+                help=f"{one.meaning[:1].upper()}{one.meaning[1:]}.",
+            ),
+        ]
         for name, one in declared.items()
+    }
+    return with_options(run, command, {name: (kind, None) for name, kind in options.items()})
+
+
+def with_options(
+    run: Callable[..., None], command: Callable[..., Any], added: Mapping[str, tuple[Any, object]]
+) -> Callable[..., None]:
+    """Give a function the parameters of a command, and options with their types and defaults."""
+    keyword, signature = inspect.Parameter.KEYWORD_ONLY, inspect.signature(command, eval_str=True)
+    parameters = [
+        *signature.parameters.values(),
+        *(
+            inspect.Parameter(name, keyword, default=default, annotation=annotation)
+            for name, (annotation, default) in added.items()
+        ),
     ]
-    parameters = [*signature.parameters.values(), *options]
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=parameters, return_annotation=None
+    )
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
 

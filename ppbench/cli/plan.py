@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -30,9 +27,6 @@ from ppbench.display.rows import Rows
 from ppbench.display.tables import Table
 from ppbench.display.units import MEBIBYTES, MS, PERCENT
 from ppbench.errors import ExitCode, UsageError
-
-if TYPE_CHECKING:
-    from ppbench.planning.search import OnProgress
 
 Effort = Annotated[
     float,
@@ -112,6 +106,7 @@ def plan(
     results: Results = RESULTS,
 ) -> Result:
     """Find the best pipeline for a model, devices and memory, and say how sure that is."""
+    from ppbench.cli.progress import LiveProgress
     from ppbench.planning.words import SHOWN, as_dict, row_of, sentences_of
     from ppbench.recommendation.question import hand_over as write_forms
     from ppbench.recommendation.question import plan as make_plan
@@ -123,7 +118,12 @@ def plan(
     asked = [*(overrides or []), *([] if budget is None else [f"measure.budget={budget}"])]
     plain = "plan", str(file)
     usual = {"set": overrides, "effort": None if effort == 1 else effort, "results": results}
-    with _progress() as on_progress:
+    with LiveProgress("reading the sweep file") as progress:
+
+        def on_progress(what: str, done: int, num: int) -> None:
+            share = f" ({done + 1} of {num})" if num > 1 else ""
+            progress.show(f"{what}{share}", "" if num else f"measuring {what.partition(':')[0]}")
+
         sweep = read_question(file, asked)
         found = make_plan(
             sweep,
@@ -216,24 +216,3 @@ def plan(
         page=REPORTS / f"plan-{file.stem}.html" if open_it else None,
         is_opened=open_it,
     )
-
-
-@contextmanager
-def _progress() -> Iterator[OnProgress]:
-    """Show on a terminal what a plan is doing; elsewhere, line by line, what is measured."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console, said = Console(stderr=True), ""
-    with console.status("reading the sweep file") as status:
-
-        def show(what: str, done: int, num: int) -> None:
-            nonlocal said
-            share = f" ({done + 1} of {num})" if num > 1 else ""
-            status.update(escape(f"{what}{share}"))
-            measured = what.partition(":")[0]
-            if num == 0 and not console.is_terminal and measured != said:
-                said = measured
-                print(f"measuring {measured}", file=sys.stderr)
-
-        yield show

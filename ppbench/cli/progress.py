@@ -19,11 +19,11 @@ _SHOWN = ("waiting for ", "warning: ", "setup: ")
 class LiveProgress(Progress):
     """A progress on standard error, live inside its `with` block."""
 
-    def __init__(self, *, is_shown: bool = True) -> None:
+    def __init__(self, first: str = "looking at what is stored", *, is_shown: bool = True) -> None:
         self._is_shown = is_shown
         self._console = Console(stderr=True)
-        self._status = self._console.status("looking at what is stored")
-        self._what = ""
+        self._status = self._console.status(first)
+        self._what = self._said = ""
         self._seconds: list[float] = []
         self._began_s = 0.0
 
@@ -43,7 +43,7 @@ class LiveProgress(Progress):
                 seconds = sum(self._seconds) / len(self._seconds) * num_left
                 left += f", about {duration(seconds)}"
         self._what, self._began_s = what + left, time.monotonic()
-        self._show("starting")
+        self.show(f"{self._what}: starting")
         if not self._console.is_terminal:
             self.say(self._what)
 
@@ -52,13 +52,17 @@ class LiveProgress(Progress):
         self.say(f"{self._what}: {outcome}" if self._console.is_terminal else f"  {outcome}")
 
     def note(self, line: str) -> None:
-        self._show(line.strip())
+        self.show(f"{self._what}: {line.strip()}")
         if not self._console.is_terminal and line.startswith(_SHOWN):
             self.say(f"  {line}")
+
+    def show(self, text: str, said: str = "") -> None:
+        """Show what is done now; where there is no live line, `said` is printed once."""
+        self._status.update(escape(text))
+        if said not in ("", self._said) and not self._console.is_terminal:
+            self._said = said
+            self.say(said)
 
     def say(self, text: str) -> None:
         text = wrapped(text, self._console.file)
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def _show(self, line: str) -> None:
-        self._status.update(escape(f"{self._what}: {line}"))

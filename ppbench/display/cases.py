@@ -54,18 +54,11 @@ KNOBS = (
 INTERVAL = ("tokens_per_s_low", "tokens_per_s_high")
 SPREAD_OF_LAUNCHES, SPREAD_OF_STEPS = "launches", "steps"
 _COUNTED = {
-    "world_size": "rank",
-    "replicas": "replica",
-    "num_microbatches": "microbatch",
-    "seq_len": "token",
-    "stages_per_rank": "stage per rank",
-}
-_PLURALS = {
-    "rank": "ranks",
-    "replica": "replicas",
-    "microbatch": "microbatches",
-    "token": "tokens",
-    "stage per rank": "stages per rank",
+    "world_size": ("rank", "ranks"),
+    "replicas": ("replica", "replicas"),
+    "num_microbatches": ("microbatch", "microbatches"),
+    "seq_len": ("token", "tokens"),
+    "stages_per_rank": ("stage per rank", "stages per rank"),
 }
 _SECTIONS = ("model_", "data_", "train_", "launch_", "transfer_", "emulated_")
 _FOLLOW_SCHEDULE = ("stages_per_rank", "program_digest")
@@ -102,8 +95,8 @@ def axis_text(axis: str, value: object) -> str:
     if axis == "seq_len" and isinstance(value, str):
         return f"{value} length"
     if axis in _COUNTED:
-        word = _COUNTED[axis]
-        return f"{value} {word if value == 1 else _PLURALS[word]}"
+        one, many = _COUNTED[axis]
+        return f"{value} {one if value == 1 else many}"
     if axis in _NAMED_BY_VALUE:
         return str(value)
     section = next((s for s in _SECTIONS if axis.startswith(s)), "")

@@ -17,6 +17,7 @@ from stored_runs import NASTY, rewrite, run_row, store_with
 import ppbench
 from ppbench import figures
 from ppbench.config.case import Case
+from ppbench.display.rows import View
 from ppbench.errors import UsageError
 from ppbench.report.charts.idle import PART_COLUMNS
 from ppbench.results import Results
@@ -39,6 +40,17 @@ def test_importing_ppbench_imports_nothing_heavy_and_names_what_it_offers() -> N
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         ppbench.lode  # noqa: B018
+
+
+def test_a_notebook_shows_the_answer_of_a_command(demo: Store, capsys) -> None:
+    listed = ppbench.answer("ls", results=demo.folder)
+    assert [row["schedule"] for row in listed.rows.viewed(View()).records()] == [
+        *demo.runs(["schedule"])["schedule"]
+    ]
+    assert "<table" in listed._repr_html_()
+    drawn = ppbench.answer("schedules draw", "1f1b", ranks=2, microbatches=3)
+    assert "rank 0  F0 F1 .  .  B0" in drawn._repr_html_()
+    assert capsys.readouterr().out == ""
 
 
 def test_the_module_of_figures_offers_figures_only() -> None:

@@ -1,9 +1,7 @@
 """The command line as people run it: its exit code and its words."""
 
 import collections
-import csv
 import gzip
-import io
 import json
 import re
 import subprocess
@@ -97,22 +95,6 @@ def test_a_sweep_that_is_started_again_runs_nothing_unless_told_to(swept):
     rerun = ("--rerun", "--no-report", "--only", "schedule=1f1b")
     ppbench("sweep", "tiny.toml", *rerun, folder=folder)
     assert len(Store(folder / "results").runs()) == before + 1
-
-
-@pytest.mark.parametrize(
-    "command", [["ls"], ["show", "last"], ["explain", "last"], ["env"]], ids=lambda c: c[0]
-)
-def test_every_listing_takes_every_format(swept, command):
-    folder, _ = swept
-    printed = {
-        how: inside(*command, "--format", how, folder=folder)
-        for how in ("table", "json", "csv", "markdown")
-    }
-    assert json.loads(printed["json"])
-    header, *rows = csv.reader(io.StringIO(printed["csv"]))
-    assert rows
-    assert all(len(row) == len(header) for row in rows)
-    assert "\n|---" in printed["markdown"]
 
 
 def test_the_parts_of_every_bubble_add_up_to_the_nanosecond(swept):

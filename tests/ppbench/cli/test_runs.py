@@ -57,22 +57,3 @@ def test_a_condition_that_nothing_meets_and_an_empty_store_are_told_apart(demo, 
     assert 'of those with error=null has this value; its values are "ok"' in capsys.readouterr().err
     with pytest.raises(UsageError, match="no runs here yet"):
         output_of(stored.list_runs, ["world_size=64"], None, tmp_path / "none", how=Format.table)
-
-
-def test_compacting_tells_what_became_of_the_files(demo):
-    done = {
-        one["table"]: one
-        for one in json.loads(run(demo, "compact", "--format", "json").stdout)["rows"]
-    }
-    assert (done["runs"]["files_before"], done["runs"]["files_after"]) == (7, 1)
-    text = run(demo, "compact").stdout.splitlines()
-    assert text[-1].split()[0] == "all"
-
-
-def test_sql_is_answered_in_every_format(demo):
-    text = "SELECT schedule, count(*) AS n FROM runs GROUP BY 1 ORDER BY 1"
-    assert json.loads(run(demo, "query", text, "--format", "json").stdout)["rows"] == [
-        {"schedule": "1f1b", "n": 4},
-        {"schedule": "afab", "n": 3},
-    ]
-    assert run(demo, "query", text, "--format", "csv").stdout == "schedule,n\n1f1b,4\nafab,3\n"

@@ -1,10 +1,7 @@
 """Tables fit the terminal, whatever they hold, and say what they leave out."""
 
 import contextlib
-import itertools
 import json
-import shlex
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -29,14 +26,6 @@ from ppbench.store import Store
 
 WIDTHS = (80, 100, 120)
 LONG = "a message that is much longer than any terminal is wide, since somebody wrote a whole page "
-
-
-@pytest.fixture(params=WIDTHS)
-def width(request, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
-    monkeypatch.setenv("COLUMNS", str(request.param))
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    return request.param
 
 
 def as_terminal(number):
@@ -182,71 +171,6 @@ def test_a_column_is_taken_by_its_heading_too():
         "tokens_per_s,bubble_fraction",
         "2,0.5",
     ]
-
-
-# Every command that prints a table, over stored runs
-
-
-COMMANDS = [
-    *(("axes", words) for words in (
-        "ls",
-        "show last",
-        "query 'SELECT run_id, error, tokens_per_s FROM runs'",
-        "sweep many.toml --dry-run",
-    )),
-    *(("swept", words) for words in (
-        "show 20260102", "explain 20261122T222659",
-    )),
-    ("tracked", "compare HEAD~1 HEAD"),
-    ("history", "history --no-page"),
-    ("bisected", "bisect main~6 main sweep.toml --only schedule=1f1b"),
-    ("traces", "import rank0.json rank1.json --name mine --tokens-per-step 1000"),
-    ("empty", "schedules list"),
-    ("empty", "simulate --schedule zbv -p 4 -m 8"),
-    ("empty", "env"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("place", "words", "width"),
-    [
-        pytest.param(
-            *(place, words, width),
-            marks=() if width == min(WIDTHS) else pytest.mark.thorough,
-            id=f"{width}-{words}",
-        )
-        for place, words in COMMANDS
-        for width in WIDTHS
-    ],
-    indirect=["width"],
-)
-def test_no_row_of_a_command_is_wrapped(place, words, places, width):
-    arguments = shlex.split(words)
-    with (
-        contextlib.chdir(places / place),
-        mock.patch.object(sys, "argv", ["ppbench", *arguments]),
-    ):
-        done = CliRunner().invoke(app, arguments)
-    assert done.exit_code in (0, 1, 3, 4), done.output
-    rows = list(rows_of(done.stdout))
-    assert rows
-    for row in rows:
-        assert cell_len(row) <= width, row
-
-
-def rows_of(text):
-    """The lines of tables: headings, captions and notes too, each indented by a blank."""
-    lines = text.splitlines()
-    rules = [place for place, line in enumerate(lines) if line and set(line.strip()) == {"─"}]
-    for rule in rules:
-        above = itertools.takewhile(is_indented, reversed(lines[:rule]))
-        yield from (*above, *itertools.takewhile(is_indented, lines[rule:]))
-    if not rules:  # facts, one a line
-        yield from filter(is_indented, lines)
-
-
-def is_indented(line):
-    return line.startswith(" ") and bool(line.strip())
 
 
 def test_a_short_id_of_a_listing_is_taken_by_every_command(places):
