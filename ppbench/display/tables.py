@@ -43,11 +43,13 @@ title="{{ one.meaning }}"{% endif %}>{{ one.heading }}</th>{% endfor %}</tr></th
 {% for row in rows %}{% set number = loop.index0 %}\
 <tr{% if cases %} data-cases="{{ cases[number] }}"{% endif %}>\
 {% if details %}<td class="opening">{% if details[number] %}<button type="button" class="opener" \
-aria-expanded="false" aria-label="{{ details[number].label }}"></button>{% endif %}</td>{% endif %}\
+aria-expanded="false" aria-controls="{{ details[number].name }}" \
+aria-label="{{ details[number].label }}" title="Details"></button>{% endif %}</td>{% endif %}\
 {% for cell in row %}<td{% if cell.kind %} class="{{ cell.kind }}"{% endif %}\
 {% if cell.number is not none %} data-number="{{ cell.number }}"{% endif %}>{{ cell.text }}</td>\
 {% endfor %}</tr>
-{% if details and details[number] %}<tr class="detail" hidden>\
+{% if details and details[number] %}<tr class="detail" \
+id="{{ details[number].name }}" hidden>\
 <td colspan="{{ row | length + 1 }}"><div>{{ details[number].html | safe }}</div></td></tr>
 {% endif %}{% endfor %}</tbody>
 </table>
@@ -60,6 +62,7 @@ _COLORS = {"faster": "better", "slower": "worse"}  # of verdicts
 class Detail(NamedTuple):
     """What a page shows below a row when it is opened."""
 
+    name: str  # unique on its page
     label: str
     html: str
 

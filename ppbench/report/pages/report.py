@@ -16,6 +16,7 @@ from ppbench.display.explanation import headline, what_if, with_parts
 from ppbench.display.formats import Assets
 from ppbench.display.metrics import METRICS
 from ppbench.display.stragglers import cause_in_words
+from ppbench.display.tables import Detail
 from ppbench.errors import StoreError
 from ppbench.explanation import stragglers_of_run
 from ppbench.judge.verdicts import SPEED, Change
@@ -45,7 +46,7 @@ from ppbench.report.pages.tables import (
     idle_parts,
     summary,
 )
-from ppbench.report.pages.templates import Live, listed, render, write_page
+from ppbench.report.pages.templates import Live, environment, listed, render, write_page
 from ppbench.report.scripts import Picture
 from ppbench.report.timeline.timelines import rivalry, timelines
 from ppbench.store import ReadOnce, Store
@@ -102,6 +103,12 @@ def render_report(
         drawn = [(chart, drawing) for chart, drawing in tried if drawing is not None]
     parts = idle_parts(measured, axes)
     lines, line_groups = timelines(store, runs, axes)
+    options = "".join(f" {shlex.quote(word)}" for word in option_words(results=store.folder))
+    detail = vars(environment().get_template("parts.html").module)["run_detail"]
+    details = {
+        run: Detail(f"detail-{run}", f"Timeline of {line.name}", detail(line, run, options))
+        for run, line in lines.items()
+    }
     damaged = store.damaged  # after all reading of the store
     sections = [
         ("answer", "Answer", True),
@@ -110,7 +117,7 @@ def render_report(
         ("others", "Other settings", conclusions.others),
         ("damaged", "Damaged files", damaged),
         *((chart.name, chart.heading, True) for chart, _ in drawn),
-        ("causes", "Why ranks were idle", parts.rows),
+        ("causes", "Why ranks were idle", parts.rows.cells),
         ("timelines", "Timelines", line_groups),
         ("runs", "Runs", True),
         ("failures", f"Failures ({num_failed})", num_failed),
@@ -141,14 +148,14 @@ def render_report(
         num_cases=runs["case_id"].nunique(),
         failures=groups,
         failure_counts=failure_counts(runs),
-        summary=summary(runs, axes),
+        summary=summary(runs, axes, details),
         charts=drawn,
         idle_parts=parts,
         idle_answers=answers,
         stragglers=picture,
         timelines=lines,
         groups=line_groups,
-        options="".join(f" {shlex.quote(word)}" for word in option_words(results=store.folder)),
+        options=options,
         rivalry=rivalry(axes).replace("_", " "),
         has_replicas=bool((runs["replicas"] > 1).any()),
         cases_of=dict(zip(runs["run_id"], runs["case_id"], strict=True)),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -15,8 +15,10 @@ from ppbench.config.case import UNKNOWN
 from ppbench.config.kinds import VARIABLE
 from ppbench.display.cases import INTERVAL, Axes, Row, case_text, cautions_of
 from ppbench.display.explanation import OF_REPLICAS, PART_NAMES, with_parts
-from ppbench.display.fields import field_of
+from ppbench.display.fields import field_of, words
 from ppbench.display.replicas import MOST_ROWS
+from ppbench.display.rows import Rows, Written
+from ppbench.display.tables import Detail, Table
 from ppbench.display.units import MISSING, counted, held_share, is_missing
 from ppbench.errors import first_line, shortened
 from ppbench.report.timeline.timelines import failed_replica
@@ -53,57 +55,23 @@ _PARTS = (
 )
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The text of a cell, and the number that it sorts by (None: by its text)."""
+def summary(runs: pd.DataFrame, axes: Axes, details: Mapping[str, Detail]) -> Table:
+    """Return a row per run: its varying settings, and the figures that any run has.
 
-    text: str
-    number: float | None = None
-
-
-@dataclass(frozen=True)
-class Column:
-    """A heading, its meaning, and the function that makes a run's cell."""
-
-    heading: str
-    meaning: str
-    is_number: bool
-    cell: Callable[[Row], Cell]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns, and a row of cells per run, with the ids of its run and its case."""
-
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    run_ids: tuple[str, ...]
-    case_ids: tuple[str, ...]
-
-
-def summary(runs: pd.DataFrame, axes: Axes) -> Table:
-    """Return a row per run: its varying settings, and the figures that any run has."""
-    columns, rows = _identity(runs, axes), runs.to_dict("records")
-    columns.append(_words("status", lambda run: str(run["status"])))
-    figures = [
-        column
-        for name in _SUMMARY
-        for column in (_figure(name), *([_INTERVAL] if name == "tokens_per_s" else []))
-        if any(column.cell(run).number is not None for run in rows)
-    ]
-    cautions = _words("cautions", lambda run: ", ".join(cautions_of(run)))
-    return _table([*columns, *figures, cautions], runs)
+    `details` are what the page opens below a run, by its id.
+    """
+    rows = runs.to_dict("records")
+    figures = [name for name in _SUMMARY if any(_value(run, name) != _NONE for run in rows)]
+    if figures[:1] == ["tokens_per_s"]:
+        figures.insert(1, "interval")
+    table = _table("Runs", ["status", *figures, "cautions"], runs, axes)
+    shown = [details.get(str(run)) for run in runs["run_id"]] if details else []
+    return replace(table, details=shown)
 
 
 def bubbles(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return the three definitions of the bubble side by side."""
-    return _table([*_identity(runs, axes), *map(_figure, _BUBBLES)], runs)
-
-
-def _identity(runs: pd.DataFrame, axes: Axes) -> list[Column]:
-    """The columns that tell runs apart: their varying settings, and the launch if several."""
-    launches = [_figure("launch")] if len(runs["launch"].unique()) > 1 else []
-    return [*(_setting(axis, runs) for axis in axes), *launches]
+    return _table("Definitions of the bubble", _BUBBLES, runs, axes)
 
 
 def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
@@ -111,8 +79,25 @@ def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
     explained = runs[with_parts(runs)]
     mean_ns = explained["modelled_step_ns"] * (1 + explained["model_residual"])
     none = {f"bubble_{part}" for part in OF_REPLICAS} - set(explained.dropna(axis=1, how="all"))
-    columns = [*_identity(runs, axes), *(_figure(name) for name in _PARTS if name not in none)]
-    return _table(columns, explained.assign(mean_step_ns=mean_ns))
+    names = [name for name in _PARTS if name not in none]
+    return _table("Why ranks were idle", names, explained.assign(mean_step_ns=mean_ns), axes)
+
+
+def _table(name: str, columns: Sequence[str], runs: pd.DataFrame, axes: Axes) -> Table:
+    """Return a row per run: its varying settings, its launch if it has several, these columns."""
+    fields = {}
+    for axis in axes:
+        has_numbers = all(place_of(value) is not None for value in runs[axis])
+        fields[axis] = replace(field_of(axis), is_number=has_numbers)
+    names = [*(["launch"] if len(runs["launch"].unique()) > 1 else []), *columns]
+    fields |= {column: _INTERVAL if column == "interval" else field_of(column) for column in names}
+    rows = [
+        {axis: Written(place_of(run[axis]), str(run[axis])) for axis in axes}
+        | {column: _value(run, column) for column in names}
+        for run in runs.to_dict("records")
+    ]
+    cases = [str(case) for case in runs["case_id"]]
+    return Table(Rows.of_records(rows), fields, name=name, cases=cases)
 
 
 def cautioned(runs: pd.DataFrame, axes: Axes) -> list[dict[str, object]]:
@@ -134,46 +119,20 @@ def cautioned(runs: pd.DataFrame, axes: Axes) -> list[dict[str, object]]:
     ]
 
 
-def _table(columns: Sequence[Column], runs: pd.DataFrame) -> Table:
-    records = runs.to_dict("records")
-    rows = tuple(tuple(column.cell(run) for column in columns) for run in records)
-    ids = (tuple(runs[name].astype(str)) for name in ("run_id", "case_id"))
-    return Table(tuple(columns), rows, *ids)
+_NONE = Written(None, MISSING)
+_INTERVAL = words("95 %", "interval of the median over the run's own steps", is_number=True)
 
 
-def _setting(axis: str, runs: pd.DataFrame) -> Column:
-    has_numbers = all(place_of(value) is not None for value in runs[axis])
-    heading = field_of(axis).heading
-    return Column(heading, axis, has_numbers, lambda run: Cell(str(run[axis]), place_of(run[axis])))
-
-
-def _words(name: str, text: Callable[[Row], str]) -> Column:
-    field = field_of(name)
-    return Column(field.heading, field.meaning, field.is_number, lambda run: Cell(text(run)))
-
-
-def _figure(name: str) -> Column:
-    """Return a column of figures; a cell sorts by its value."""
-    field = field_of(name)
-
-    def cell(run: Row) -> Cell:
-        value = held_share(run) if name == "held" else run[name]
-        if is_missing(value):
-            return Cell(MISSING)
-        return Cell(field.cell(value), float(str(value)) * field.unit.factor)
-
-    return Column(field.heading, field.meaning, field.is_number, cell)
-
-
-def _interval_cell(run: Row) -> Cell:
-    ends = [run.get(name) for name in INTERVAL]
-    if is_missing(ends[0]):
-        return Cell("")
-    texts = (field_of(name).cell(end) for name, end in zip(INTERVAL, ends, strict=True))
-    return Cell(" to ".join(texts), float(str(ends[0])))
-
-
-_INTERVAL = Column("95 %", "interval of the median over the run's own steps", True, _interval_cell)
+def _value(run: Row, column: str) -> object:
+    """What a cell of the column shows of a run."""
+    if column == "interval":
+        ends = [run.get(end) for end in INTERVAL]
+        texts = (field_of(name).cell(end) for name, end in zip(INTERVAL, ends, strict=True))
+        return Written(None, "") if is_missing(ends[0]) else Written(ends[0], " to ".join(texts))
+    if column == "cautions":
+        return ", ".join(cautions_of(run))
+    value = held_share(run) if column == "held" else run.get(column)
+    return _NONE if is_missing(value) else value
 
 
 def value_text(value: object) -> str:

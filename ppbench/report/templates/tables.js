@@ -45,7 +45,7 @@ const tables = (() => {
   }
 
   function toggle(button) {
-    const [detail] = detailOf(button.closest("tr"));
+    const detail = document.getElementById(button.getAttribute("aria-controls"));
     detail.hidden = !detail.hidden;
     button.setAttribute("aria-expanded", String(!detail.hidden));
   }

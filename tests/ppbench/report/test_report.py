@@ -83,9 +83,9 @@ def test_a_variable_length_is_a_word_in_every_label(tmp_path: Path) -> None:
         "variable length",
         "64 tokens",
     ]
-    lengths = summary(runs, ("seq_len",))
-    assert lengths.columns[0].is_number
-    assert [(row[0].text, row[0].number) for row in lengths.rows] == [
+    lengths = summary(runs, ("seq_len",), {})
+    assert lengths.columns["seq_len"].is_number
+    assert [(str(row[0]), row[0].value) for row in lengths.rows.cells] == [
         ("512", 512.0), ("variable", 0.0), ("64", 64.0),
     ]  # fmt: skip
     assert "variable length" in Page(render(store)).text
