@@ -15,22 +15,14 @@ from ppbench.cli.options import REPORTS, RESULTS, StoredResults
 from ppbench.console import note
 from ppbench.display.commands import command, option_words
 from ppbench.display.document import Block, Result, Text
-from ppbench.display.fields import figure
 from ppbench.display.rows import Rows
-from ppbench.display.tables import ALL_IN_MARKDOWN, Table
 from ppbench.display.units import counted
-from ppbench.errors import ExitCode, shortened
+from ppbench.errors import ExitCode
 
 if TYPE_CHECKING:
-    from ppbench.commits.series import History
+    pass
 
-SERIES = [
-    *("number", "case", "fingerprint", "commits", "launches", "failed", "gaps"),
-    *("level", "state"),
-]
-STEPS = ["number", "change_text", "interval", "commits", "unmeasured", "since", "last", "likeliest"]
 _SHORT = 9
-_LONGEST_SUBJECT = 50
 
 
 @answers("history", COMPARE, 3)
@@ -56,7 +48,13 @@ def history(
 ) -> Result:
     """Show a metric over commits: levels per case and machine, and what changed them."""
     from ppbench.commits.series import history as read_history
-    from ppbench.report.pages.history import HistoryPage, backfill_command, render_history
+    from ppbench.report.pages.history import (
+        HistoryPage,
+        backfill_command,
+        changes_table,
+        render_history,
+        series_table,
+    )
     from ppbench.report.pages.templates import listed, write_page
     from ppbench.store import Store
 
@@ -86,64 +84,22 @@ def history(
                     f"{store_options}"
                 )
                 note(f"note: {text.rstrip()}")
+    blocks: list[Block] = []
+    if result.has_figures:
+        has_steps = any((*one.changes.steps, *one.changes.spikes) for one in result.series)
+        blocks = [
+            Text(f"{result.metric.name} over commits, {result.line}"),
+            series_table(result.series),
+        ]
+        if has_steps:
+            blocks.append(changes_table(result.series))
+        elif any(series.num_measured > 1 for series in result.series):
+            blocks.append(Text("no change found"))
     return Result(
-        _tables(result) if result.has_figures else [],
+        blocks,
         Rows.of(result.frame),
         {"notes": list(result.notes)},
         ExitCode.ok if result.has_figures else ExitCode.insufficient,
         write_page=write if result.has_figures else None,
         page=page if result.has_figures and has_page else None,
     )
-
-
-def _tables(result: History) -> list[Block]:
-    """The series and their changes, as a table each."""
-    rows: list[dict[str, object]] = []
-    steps: list[dict[str, object]] = []
-    for number, series in enumerate(result.series, 1):
-        level, unit = series.current, "points" if series.metric.in_points else "%"
-        rows.append(
-            {
-                "number": number,
-                "case": series.case,
-                "fingerprint": series.fingerprint,
-                "commits": series.num_measured,
-                "launches": series.num_launches,
-                "failed": series.num_failures,
-                "gaps": series.num_unmeasured,
-                "level": "" if level is None else figure(result.metric.name, level.estimate),
-                "state": series.state.value,
-            }
-        )
-        found = (*series.changes.steps, *series.changes.spikes)
-        for step in sorted(found, key=lambda step: step.first):
-            size, first = step.size, series.points[step.first]
-            judged = {True: ", better", False: ", worse", None: ""}[series.is_better(step)]
-            date = (first.author_date or "")[:10]
-            subject = shortened(first.subject or "", _LONGEST_SUBJECT)
-            steps.append(
-                {
-                    "number": number,
-                    "change_text": f"{'spike ' * step.is_spike}{100 * size.estimate:+.1f} {unit}"
-                    f"{judged}",
-                    "interval": f"{100 * size.low:+.1f} to {100 * size.high:+.1f}",
-                    "commits": step.num_commits,
-                    "unmeasured": series.num_unmeasured_of(step),
-                    "since": series.points[step.good].commit[:_SHORT],
-                    "last": series.points[step.last].commit[:_SHORT],
-                    "likeliest": " ".join(filter(None, [first.commit[:_SHORT], date, subject])),
-                }
-            )
-    shown = [
-        name for name in SERIES if name not in ("failed", "gaps") or any(row[name] for row in rows)
-    ]
-    blocks: list[Block] = [
-        Text(f"{result.metric.name} over commits, {result.line}"),
-        Table(Rows.of_records(rows), shown, ["case", "level", "state"], remedy=ALL_IN_MARKDOWN),
-    ]
-    if steps:
-        essential = ["change_text", "likeliest"]
-        blocks.append(Table(Rows.of_records(steps), STEPS, essential, remedy=ALL_IN_MARKDOWN))
-    elif any(series.num_measured > 1 for series in result.series):
-        blocks.append(Text("no change found"))
-    return blocks

@@ -29,6 +29,8 @@ class Written:
 
     value: object
     text: str
+    link: str = ""
+    """Where a page leads from it."""
 
     def __str__(self) -> str:
         return self.text

@@ -46,7 +46,9 @@ title="{{ one.meaning }}"{% endif %}>{{ one.heading }}</th>{% endfor %}</tr></th
 aria-expanded="false" aria-controls="{{ details[number].name }}" \
 aria-label="{{ details[number].label }}" title="Details"></button>{% endif %}</td>{% endif %}\
 {% for cell in row %}<td{% if cell.kind %} class="{{ cell.kind }}"{% endif %}\
-{% if cell.number is not none %} data-number="{{ cell.number }}"{% endif %}>{{ cell.text }}</td>\
+{% if cell.number is not none %} data-number="{{ cell.number }}"{% endif %}>\
+{% if cell.link %}<a href="{{ cell.link }}">{{ cell.text }}</a>{% else %}{{ cell.text }}{% endif %}\
+</td>\
 {% endfor %}</tr>
 {% if details and details[number] %}<tr class="detail" \
 id="{{ details[number].name }}" hidden>\
@@ -139,7 +141,9 @@ class Table:
                 is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
                 kinds = ["number"] * shown.is_number + ["long"] * (len(text) > _LONG)
                 kind = " ".join(filter(None, [*kinds, color]))
-                own.append({"text": text, "kind": kind, "number": raw if is_number else None})
+                link = value.link if isinstance(value, Written) else ""
+                number = raw if is_number else None
+                own.append({"text": text, "kind": kind, "number": number, "link": link})
             cells.append(own)
         return fragment(
             _HTML,

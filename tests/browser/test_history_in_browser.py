@@ -16,13 +16,14 @@ pytestmark = needs_browser
 NARROW = 400
 LOOK = """
 const isDrawn = (div) => div?.querySelector(".main-svg, .tl-axis") != null;
-const section = all(".series").find((one) => one.querySelector('[data-opens="change 0"]'));
+const section = all("section[id^=series-]").find((one) => one.querySelector("[id$=change-0]"));
 const chart = section.querySelector(".chart");
 const plot = () => section.querySelector(".chart .plot");
-const panel = section.querySelector(".panel");
-const timelines = () => panel.querySelector(".chart");
-const opener = (key) => section.querySelector(`.openers [data-opens="${key}"]`);
-const shownSections = () => all(".series").filter((one) => one.checkVisibility()).length;
+const detail = (key) => document.getElementById(`${section.id}-${key}`);
+const timelines = () => detail("change-0").querySelector(".chart");
+const opener = (key) => document.querySelector(`[aria-controls="${section.id}-${key}"]`);
+const sections = () => all("section[id^=series-]");
+const shownSections = () => sections().filter((one) => one.checkVisibility()).length;
 """
 
 
@@ -67,13 +68,12 @@ def click_on(tab: Tab, trace: str, number: int) -> None:
 
 def test_a_click_on_a_change_shows_the_commit_the_command_and_both_timelines(desk: Tab) -> None:
     click_on(desk, "change", 0)
-    assert desk.evaluate("until(() => panel.checkVisibility())")
-    assert str(desk.evaluate("panel.querySelector('h3').textContent")).endswith(sha(BAD)[:9])
-    assert desk.evaluate("panel.querySelector('.subject').textContent") == NASTY
-    commands = desk.evaluate("texts('.commands pre', panel)")
-    assert sha(BAD) in commands
+    assert desk.evaluate("until(() => detail('change-0').checkVisibility())")
+    text = str(desk.evaluate("detail('change-0').textContent"))
+    assert sha(BAD) in text
+    assert NASTY in text
     command = f"ppbench compare {sha(BAD - 1)[:12]} {sha(BAD)[:12]}"
-    assert from_anywhere(command) in commands
+    assert from_anywhere(command) in desk.evaluate("texts('pre', detail('change-0'))")
     assert desk.evaluate("until(() => isDrawn(timelines()))")
     titles = desk.evaluate("texts('.tl-title', timelines())")
     assert any(title.startswith(sha(BAD - 1)[:9]) for title in titles)
@@ -81,60 +81,52 @@ def test_a_click_on_a_change_shows_the_commit_the_command_and_both_timelines(des
     keep(desk, "history-desk-light")
 
 
-def test_a_click_on_a_commit_shows_it_and_its_neighbours_are_a_key_away(desk: Tab) -> None:
+def test_a_click_on_a_commit_opens_its_row_and_the_one_before_is_a_key_away(desk: Tab) -> None:
     click_on(desk, "median", 2)
-    heading = "panel.querySelector('h3').textContent"
-    assert desk.evaluate(f"until(() => {heading} === '{sha(3)[:9]}')")
-    desk.evaluate("panel.querySelector('.older').focus()")
+    assert desk.evaluate("until(() => detail('3').checkVisibility())")
+    assert sha(3) in str(desk.evaluate("detail('3').textContent"))
+    assert desk.evaluate("document.activeElement === opener('3')")
+    open_line = "plot().layout.shapes.filter((one) => one.name === 'open').map((one) => one.x0)"
+    assert desk.evaluate(open_line) == [3]
+    desk.evaluate("opener('2').focus()")
     key(desk, "Enter")
-    assert desk.evaluate(heading) == sha(2)[:9]
-    assert desk.evaluate("texts('.sentences p', panel)") == ["1 launch did not run: error."]
-    assert desk.evaluate("document.activeElement.className") == "older"
-    key(desk, "Escape")
-    assert desk.evaluate("panel.checkVisibility()") is False
-
-
-def test_keys_alone_open_a_change_and_close_it(desk: Tab) -> None:
-    desk.evaluate("opener('change 0').focus()")
+    assert "1 launch did not run: error." in desk.evaluate("texts('p', detail('2'))")
     key(desk, "Enter")
-    assert desk.evaluate("until(() => isDrawn(timelines()))")
-    assert desk.evaluate("document.activeElement === panel")
-    key(desk, "Escape")
-    assert desk.evaluate("[panel.checkVisibility(), document.activeElement === opener('change 0')]")
+    assert desk.evaluate("detail('2').checkVisibility()") is False
 
 
-def test_the_command_is_copied_from_the_panel(desk: Tab) -> None:
+def test_the_command_is_copied_from_the_row(desk: Tab) -> None:
     desk.evaluate("""(() => {
       document.addEventListener("copy", () => { globalThis.copied = String(getSelection()); });
       Object.defineProperty(navigator, "clipboard", { value: undefined, configurable: true });
-      opener("change 0").click();
-      panel.querySelectorAll(".copy")[1].focus();
+      if (detail("change-0").hidden) opener("change-0").click();
+      detail("change-0").querySelector(".copy").focus();
     })()""")
     key(desk, "Enter")
     assert desk.evaluate("until(() => globalThis.copied !== undefined)")
-    assert (
-        str(desk.evaluate("globalThis.copied"))
-        .strip()
-        .startswith(from_anywhere("ppbench compare "))
+    copied = str(desk.evaluate("globalThis.copied")).strip()
+    assert copied.startswith(from_anywhere("ppbench compare "))
+    assert desk.evaluate(
+        "until(() => detail('change-0').querySelector('.copy').textContent === 'Copied')"
     )
-    desk.evaluate("until(() => panel.querySelectorAll('.copy')[1].textContent === 'Copied')")
 
 
 def test_the_list_leaves_the_series_that_are_looked_for(desk: Tab) -> None:
-    desk.evaluate("document.querySelector('#list input[value=changed]').click()")
-    assert desk.evaluate("[shownSections(), section.checkVisibility()]") == [1, True]
-    desk.evaluate("""(() => {
+    look_for = """((text) => {
       const find = document.getElementById("find");
-      find.value = "no such";
+      find.value = text;
       find.dispatchEvent(new Event("input"));
-    })()""")
+    })"""
+    desk.evaluate(f"{look_for}('changed')")
+    assert desk.evaluate("[shownSections(), section.checkVisibility()]") == [1, True]
+    desk.evaluate(f"{look_for}('no such')")
     assert desk.evaluate("shownSections()") == 0
     desk.evaluate("document.querySelector('#nothing button').click()")
     assert desk.evaluate("shownSections()") == 2
 
 
 def test_on_a_phone_in_the_dark_nothing_is_wider_than_the_screen(phone: Tab) -> None:
-    phone.evaluate("opener('change 0').click()")
+    phone.evaluate("opener('change-0').click()")
     assert phone.evaluate("until(() => isDrawn(timelines()))")
     assert phone.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [NARROW] * 2
     color = "getComputedStyle(chart.querySelector('.xtick text')).fill"

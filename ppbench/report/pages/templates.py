@@ -58,10 +58,18 @@ def render(template: str, *, assets: Assets = Assets.inline, **values: object) -
     return environment().get_template(template).render(defaults | values)
 
 
-def page(result: Result, about: About, subtitle: str = "") -> str:
-    """Return the document of a command as a page of its own; it holds no chart."""
+def page(
+    result: Result,
+    about: About,
+    subtitle: str = "",
+    *,
+    template: str = "plain.html",
+    **values: object,
+) -> str:
+    """Return the document of a command as a page of its own; the plain one has no chart."""
     content = Markup(result.html())  # noqa: S704 - the blocks escape what others wrote
-    return render("plain.html", title=about.title, about=about, subtitle=subtitle, content=content)
+    facts = {"title": about.title, "about": about, "subtitle": subtitle, "content": content}
+    return render(template, assets=Assets.inline, **facts, **values)
 
 
 @cache

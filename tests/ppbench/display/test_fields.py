@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from ppbench import explanation
-from ppbench.cli import export, history, models, runs, schedules, simulate, sweep
+from ppbench.cli import export, models, runs, schedules, simulate, sweep
 from ppbench.commits.noise import NUM_LAUNCHES
 from ppbench.config.case import Case, Measure, settings_in
 from ppbench.config.toml import column_named
@@ -18,6 +18,7 @@ from ppbench.display.figures_page import figures_page, page_of_store
 from ppbench.display.metrics import METRICS, metric_of
 from ppbench.display.rows import Rows
 from ppbench.display.tables import PAGE_WIDTH, Table
+from ppbench.report.pages import history as history_page
 from ppbench.report.pages import tables
 from ppbench.store import TABLES
 from ppbench.store.columns import COMPUTED, SQL_TYPES
@@ -37,8 +38,8 @@ LISTED = {
     "explain, messages": explanation.EDGE_COLUMNS,
     "explain, what if": explanation.WHAT_IF_COLUMNS,
     "export": export.RUN_COLUMNS,
-    "history, series": history.SERIES,
-    "history, changes": history.STEPS,
+    "history, series": history_page.SERIES,
+    "history, changes": history_page.STEPS,
     "models check": models.COLUMNS,
     "schedules list": schedules.COLUMNS,
     "simulate": simulate.COMPARED,
