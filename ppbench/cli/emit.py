@@ -21,9 +21,8 @@ from ppbench.cli.options import with_options
 from ppbench.console import note
 from ppbench.display.document import Code, Result, render
 from ppbench.display.formats import Format
-from ppbench.display.markup import fragment
 from ppbench.display.rows import AS_IT_IS, Record, View
-from ppbench.files import check_suffix, is_stream, whole_file
+from ppbench.files import check_suffix, is_stream, write_file
 
 HowToPrint = Annotated[Format, typer.Option("--format", help="Output format.")]
 Columns = Annotated[
@@ -67,23 +66,6 @@ SUFFIXES = {
     ".txt": Format.table,
 }
 """The endings of files that `-o` writes, and their formats; a page has none."""
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{{ title }}</title>
-<style>
-:root { color-scheme: light dark }
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em }
-table { border-collapse: collapse; display: block; overflow-x: auto }
-th, td { padding: .2em .8em .2em 0; text-align: left; vertical-align: bottom }
-.number { text-align: right }
-pre { overflow-x: auto }
-</style>
-{{ body|safe }}
-</html>
-"""
 
 
 def answers(
@@ -160,17 +142,17 @@ def emit(
 
 def _written(result: Result, view: View, output: Path) -> str:
     """Write a result as the ending of the file says, a page where it has none."""
-    how = SUFFIXES.get(output.suffix)
-    if how is None and result.write_page is not None:
+    if (how := SUFFIXES.get(output.suffix)) is not None:
+        write_file(output, [f"{render(result, how, view)}\n"])
+        return f"saved: {output}"
+    if result.write_page is not None:
         result.write_page(output)
-        return f"page: {output}"
-    with whole_file(output, "-o") as file:
-        if how is None:
-            page = fragment(_PAGE, title=output.stem, body=result.html())
-            file.write(page.encode())
-            return f"page: {output}"
-        file.write(f"{render(result, how, view)}\n".encode())
-    return f"saved: {output}"
+    else:
+        from ppbench.report.pages.provenance import ANSWER, About
+        from ppbench.report.pages.templates import page, write_page
+
+        write_page(output, page(result, About(ANSWER, output.stem)))
+    return f"page: {output}"
 
 
 def file_written(path: Path) -> Result:

@@ -22,7 +22,7 @@ from ppbench.runtimes import ENGINE
 
 META = "ppbench-report"
 REPORT, TIMELINE, HISTORY, INDEX = "report", "timeline", "history", "index"
-COMPARISON, PLAN = "comparison", "plan"
+COMPARISON, PLAN, ANSWER = "comparison", "plan", "answer"
 _READ_BYTES = 16_384
 CLIPPED = 200  # characters; the longest a text grows to in the page is five times that
 
