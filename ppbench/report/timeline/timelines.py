@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -84,9 +85,8 @@ class Group:
     is_open: bool
 
 
-@dataclass(frozen=True)
-class _RunSteps:
-    """The steps of a run that are drawn: a measured one and, if asked for, the planned one."""
+class _Drawn(NamedTuple):
+    """What is drawn of a run: a measured step and, if asked for, the planned one."""
 
     run: pd.Series
     name: str
@@ -97,9 +97,13 @@ class _RunSteps:
     def run_id(self) -> str:
         return str(self.run["run_id"])
 
-    def named(self, name: str) -> _RunSteps:
-        """Return the measured step under another name."""
-        return replace(self, name=name, steps=(self.steps[0].titled(f"{name} · {self.facts}"),))
+
+class _Measured(NamedTuple):
+    """What is stored of the chosen step of a run and of those beside it."""
+
+    steps: pd.DataFrame  # of the run
+    number: int
+    spans: pd.DataFrame
 
 
 def timeline(
@@ -116,8 +120,8 @@ def timeline(
     if there are no spans, UsageError for a step that was not measured, for a run without a plan and
     for one that failed before there was anything to draw.
     """
-    drawable = _steps_of_runs(store, runs, names, choice, has_plan=has_plan)
-    return _drawn(drawable, {run.run_id: _explanation(store, run.run) for run in drawable})
+    drawn = _drawn_of(store, runs, names, choice, has_plan=has_plan)
+    return _timeline(drawn, {own.run_id: _explanation(store, own.run) for own in drawn})
 
 
 def steps_of(
@@ -129,59 +133,48 @@ def steps_of(
     has_plan: bool = False,
 ) -> list[Step]:
     """Return the steps that `timeline` draws; raises as `timeline` does."""
-    drawable = _steps_of_runs(store, runs, names, choice, has_plan=has_plan)
-    return [step for run in drawable for step in run.steps]
+    drawn = _drawn_of(store, runs, names, choice, has_plan=has_plan)
+    return [step for own in drawn for step in own.steps]
 
 
-def _steps_of_runs(
+def _drawn_of(
     store: Store, runs: Sequence[pd.Series], names: Sequence[str], choice: str, *, has_plan: bool
-) -> list[_RunSteps]:
-    """Return every run that has spans. Raises StoreError if none has."""
-    drawable, errors = [], []
+) -> list[_Drawn]:
+    """Return what is drawn of every run that has spans. Raises StoreError if none has."""
+    drawn, errors = [], []
     measured = _measured(store, runs, choice)
     for run, name in zip(runs, names, strict=True):
         try:
-            drawable.append(_steps_of_run(store, run, name, choice, measured, has_plan=has_plan))
+            drawn.append(_drawn_of_run(store, run, name, choice, measured, has_plan=has_plan))
         except StoreError as error:
             errors.append(error)
-    if errors and not drawable:
+    if errors and not drawn:
         raise errors[0]
-    return drawable
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """What is stored of the chosen step of a run and of those beside it."""
-
-    steps: pd.DataFrame  # of the run
-    number: int
-    spans: pd.DataFrame
-
-    @property
-    def has_computations(self) -> bool:
-        return not compute_spans(self.spans[self.spans["step"] == self.number]).empty
+    return drawn
 
 
 def _measured(store: Store, runs: Sequence[pd.Series], choice: str) -> dict[str, _Measured]:
-    """Read the chosen step of each run that has one, all at once."""
+    """Read the chosen step of each run that has computations in it, all at once."""
     run_ids = [str(run["run_id"]) for run in runs if run["status"] == OK]
     steps = {str(key): own for key, own in store.table("steps", run_ids).groupby("run_id")}
     chosen = {run_id: chosen_step(own, choice) for run_id, own in steps.items()}
     read = store.spans_of_steps({i: [n - 1, n, n + 1] for i, n in chosen.items()})
-    spans = {str(key): own for key, own in read.groupby("run_id")}
-    measured = {i: _Measured(steps[i], n, spans[i]) for i, n in chosen.items() if i in spans}
-    return {i: own for i, own in measured.items() if own.has_computations}
+    return {
+        str(key): _Measured(steps[str(key)], number, own)
+        for key, own in read.groupby("run_id")
+        if len(compute_spans(own[own["step"] == (number := chosen[str(key)])]))
+    }
 
 
-def _steps_of_run(
+def _drawn_of_run(
     store: Store,
     run: pd.Series,
     name: str,
     choice: str,
-    measured_of: Mapping[str, _Measured],
+    measured: Mapping[str, _Measured],
     *,
     has_plan: bool,
-) -> _RunSteps:
+) -> _Drawn:
     if run["status"] != OK:
         # It has neither measured steps nor a plan.
         for option, is_given in {"--step": choice != MEDIAN, "--planned": has_plan}.items():
@@ -190,36 +183,34 @@ def _steps_of_run(
                     f"run {run['run_id']}: status is {run['status']}; only the last actions of its "
                     f"ranks can be drawn; leave {option} out"
                 )
-        return _steps_of_failed(store, run, f"{name}: {run['status']}")
-    if (read := measured_of.get(str(run["run_id"]))) is None:
+        return _drawn_of_failed(store, run, f"{name}: {run['status']}")
+    if (read := measured.get(str(run["run_id"]))) is None:
         raise missing_spans(run)
-    number, took_ns = read.number, read.steps.set_index("step")["step_ns"]
-    step = read.steps[read.steps["step"] == number].iloc[0]
-    names = {each: f"step {each}" for each in (number - 1, number, number + 1)}
-    measured = step_in_a_row(read.spans, number, names, took_ns)
-    whose = f"replica {measured.replica} of {len(measured.others) + 1}, the slowest"
-    text = facts(run, step, choice, whose if measured.others else "")
-    measured = measured.titled(f"{name} · {text}")
-    drawn = [measured]
-    if has_plan:
-        modelled = {"step_ns": "modelled_step_ns", "bubble_fraction": "modelled_bubble_fraction"}
-        figures = pd.Series({key: run.get(column) for key, column in modelled.items()})
-        title = " · ".join([f"{name}, planned with its own mean costs", *_step_facts(figures)])
-        spans = store.table("planned", [run["run_id"]])
-        spans = spans[spans["replica"].eq(measured.replica)]
-        if not measured.beside:
-            spans = spans[spans["step"].eq(0)]
-        if spans.empty:
-            raise UsageError(
-                f"run {run['run_id']} stored no plan; leave --planned out, or measure it again "
-                "with: ppbench sweep FILE --rerun"
-            )
-        # Messages have the bytes of the measured step, whose replica it is.
-        sizes = measured.spans.drop_duplicates(_ACTION).set_index(_ACTION)["num_bytes"]
-        actions = pd.MultiIndex.from_frame(spans[_ACTION])
-        spans = spans.assign(num_bytes=sizes.reindex(actions).fillna(0).to_numpy(int))
-        drawn.append(planned_step(spans).titled(title))
-    return _RunSteps(run, name, text, tuple(drawn))
+    steps = read.steps.set_index("step", drop=False)
+    names = {each: f"step {each}" for each in (read.number - 1, read.number, read.number + 1)}
+    shown = step_in_a_row(read.spans, read.number, names, steps["step_ns"])
+    whose = f"replica {shown.replica} of {len(shown.others) + 1}, the slowest"
+    text = facts(run, steps.loc[[read.number]].iloc[0], choice, whose if shown.others else "")
+    shown = shown.titled(f"{name} · {text}")
+    if not has_plan:
+        return _Drawn(run, name, text, (shown,))
+    spans = store.table("planned", [run["run_id"]])
+    spans = spans[spans["replica"].eq(shown.replica)]
+    if not shown.beside:
+        spans = spans[spans["step"].eq(0)]
+    if spans.empty:
+        raise UsageError(
+            f"run {run['run_id']} stored no plan; leave --planned out, or measure it again "
+            "with: ppbench sweep FILE --rerun"
+        )
+    # Messages have the bytes of the measured step, whose replica it is.
+    sizes = shown.spans.drop_duplicates(_ACTION).set_index(_ACTION)["num_bytes"]
+    actions = pd.MultiIndex.from_frame(spans[_ACTION])
+    spans = spans.assign(num_bytes=sizes.reindex(actions).fillna(0).to_numpy(int))
+    modelled = {"step_ns": "modelled_step_ns", "bubble_fraction": "modelled_bubble_fraction"}
+    figures = pd.Series({key: run.get(column) for key, column in modelled.items()})
+    title = " · ".join([f"{name}, planned with its own mean costs", *_step_facts(figures)])
+    return _Drawn(run, name, text, (shown, planned_step(spans).titled(title)))
 
 
 def step_in_a_row(
@@ -302,7 +293,7 @@ def _of_slowest(spans: pd.DataFrame) -> Step:
     return replace(slowest, others=tuple(by_replica.values()))
 
 
-def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
+def _drawn_of_failed(store: Store, run: pd.Series, name: str) -> _Drawn:
     """Return the last step with any computation, and the unfinished actions."""
     flight, spans = (store.table(table, [run["run_id"]]) for table in ("flight", "spans"))
     replica = failed_replica(flight)
@@ -323,7 +314,7 @@ def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
         quiet = milliseconds(quiet_ns) if is_short else f"{quiet_ns / SECONDS.ns:,.1f} s"
         parts.append(f"ended {quiet} after the last event, beyond the right edge")
     text = " · ".join(filter(None, parts))
-    return _RunSteps(run, name, text, (replace(step, title=f"{name} · {title}"),))
+    return _Drawn(run, name, text, (replace(step, title=f"{name} · {title}"),))
 
 
 def failed_replica(flight: pd.DataFrame) -> int:
@@ -335,17 +326,17 @@ def failed_replica(flight: pd.DataFrame) -> int:
     return 0
 
 
-def _drawn(runs: Sequence[_RunSteps], explanations: Mapping[str, str]) -> Timeline:
-    steps = [step for run in runs for step in run.steps]
+def _timeline(drawn: Sequence[_Drawn], explanations: Mapping[str, str]) -> Timeline:
+    steps = [step for own in drawn for step in own.steps]
     if len(steps) == 1:
         steps = [steps[0].titled("")]  # it is the page's heading
     return Timeline(
-        " and ".join(run.name for run in runs),
-        runs[0].facts if len(runs) == 1 else "",
+        " and ".join(own.name for own in drawn),
+        drawn[0].facts if len(drawn) == 1 else "",
         _packed(steps),
-        tuple(explanations[run.run_id] for run in runs),
-        tuple(run.run_id for run in runs),
-        is_failed=len(runs) == 1 and runs[0].run["status"] != OK,
+        tuple(explanations[own.run_id] for own in drawn),
+        tuple(own.run_id for own in drawn),
+        is_failed=len(drawn) == 1 and drawn[0].run["status"] != OK,
     )
 
 
@@ -427,32 +418,30 @@ def timelines(
     def worth(title: str) -> tuple[bool, int, int, int]:
         """Rank a group: sound runs first, then more schedules, then larger cases."""
         members = runs[(titles == title) & is_median]
-        if members.empty:
-            return False, 0, 0, 0
         first, rows = members.iloc[0], members[["cautions"]].to_dict("records")
         is_sound = not any(is_oversubscribed(run) or is_not_finite(run) for run in rows)
         num_schedules = int(members["schedule"].nunique())
         return is_sound, num_schedules, int(first["world_size"]), int(first["num_microbatches"])
 
-    titles_in_order = sorted(dict.fromkeys([*titles[is_median], *titles]), key=worth, reverse=True)
-    by_run: dict[str, Timeline] = {}
+    every = [run for _, run in runs.iterrows()]
+    measured = _measured(store, every, MEDIAN)
+    drawable: dict[str, _Drawn] = {}
+    for run in every:
+        with contextlib.suppress(StoreError, UsageError):
+            name = case_text(run, axes)
+            own = _drawn_of_run(store, run, name, MEDIAN, measured, has_plan=False)
+            drawable[own.run_id] = own
+    explanations = {run_id: _explanation(store, own.run) for run_id, own in drawable.items()}
     groups: list[Group] = []
-    measured = _measured(store, [run for _, run in runs.iterrows()], MEDIAN)
-    for title in titles_in_order:
-        drawable: dict[str, _RunSteps] = {}
-        for _, run in runs[titles == title].iterrows():
-            with contextlib.suppress(StoreError, UsageError):
-                name = case_text(run, axes)
-                steps = _steps_of_run(store, run, name, MEDIAN, measured, has_plan=False)
-                drawable[steps.run_id] = steps
-        explanations = {run_id: _explanation(store, own.run) for run_id, own in drawable.items()}
-        by_run |= {run_id: _drawn([own], explanations) for run_id, own in drawable.items()}
+    for title in sorted(dict.fromkeys(titles[is_median]), key=worth, reverse=True):
         members = runs[(titles == title) & is_median]
-        beside = zip(members["run_id"], members[rival_axis], strict=True)
-        together = [
-            drawable[i].named(axis_text(rival_axis, name)) for i, name in beside if i in drawable
-        ]
+        together = []
+        for run_id, rival in zip(members["run_id"], members[rival_axis], strict=True):
+            if (shown := drawable.get(run_id)) is not None:
+                name = axis_text(rival_axis, rival)
+                steps = (shown.steps[0].titled(f"{name} · {shown.facts}"),)
+                together.append(shown._replace(name=name, steps=steps))
         if together:
-            line = _drawn(together, explanations)
+            line = _timeline(together, explanations)
             groups.append(Group(title, line, is_open=len(groups) < NUM_OPEN))
-    return by_run, groups
+    return {run_id: _timeline([own], explanations) for run_id, own in drawable.items()}, groups
