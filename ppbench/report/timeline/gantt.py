@@ -7,7 +7,6 @@ categorical axis). More than MOST_BARS bars are drawn as a heat map of slices of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +71,7 @@ def _tracks(drawing: Drawing) -> Picture:
 
 def _bars(drawing: Drawing, own: Columns, *, is_empty: bool) -> Picture:
     """Return the bars of a kind; empty ones only have an entry in the legend."""
-    kind, unit = own.kind, drawing.unit
+    kind = own.kind
     trace: Picture = {
         "type": "bar",
         "name": kind.name,
@@ -90,26 +89,14 @@ def _bars(drawing: Drawing, own: Columns, *, is_empty: bool) -> Picture:
         return trace
     # Sorted by shade, so that the first bar, whose colour the legend shows, is of a first stage.
     order = np.argsort(own.shade, kind="stable")
-    shade, width = own.shade[order].tolist(), drawing.times(own.width_ns)
-    units = {"num_bytes": drawing.size_bytes}
-    numbers = [
-        values / (unit.ns if name.endswith("_ns") else units.get(name, 1))
-        for name, values in own.numbers.items()
-    ]
+    shade = own.shade[order].tolist()
     trace |= {
         "base": drawing.times(own.begin_ns)[order].tolist(),
-        "x": width[order],
+        "x": drawing.times(own.width_ns)[order],
         "y": (own.row + drawing.lanes[kind.lane].centre)[order],
-        "customdata": np.column_stack([*numbers, width])[order],
-        "hovertemplate": _template(drawing, own),
+        "hovertext": [_text(drawing, own, n) for n in order.tolist()],
+        "hovertemplate": "%{hovertext}<extra></extra>",
     }
-    if own.phrases is not None:
-        amounts = drawing.times(own.phrases.amount_ns)[order].tolist()
-        words = [own.phrases.words[code] for code in own.phrases.codes[order].tolist()]
-        trace["hovertext"] = [
-            figure_text(text.replace("{}", f"{amount:,.3f} {unit.name}"))
-            for text, amount in zip(words, amounts, strict=True)
-        ]
     if kind.lane is not Lane.COMPUTE:
         # A transfer may last less than a pixel; an outline in its own colour keeps it visible.
         trace["marker"]["line"] = {"color": own.colors[0], "width": 1}
@@ -140,21 +127,23 @@ def _bars(drawing: Drawing, own: Columns, *, is_empty: bool) -> Picture:
     return trace
 
 
-def _template(drawing: Drawing, own: Columns) -> str:
-    """Return the lines of a kind as plotly's template for hover texts."""
-    unit = drawing.unit.name
-    values = {"start": f"%{{base:,.3f}} {unit}", "phrase": "%{hovertext}"}
-    for place, name in enumerate((*own.numbers, "duration")):
-        if name == "duration" or name.endswith("_ns"):
-            values[name] = f"%{{customdata[{place}]:,.3f}} {unit}"
-        elif name == "num_bytes":
-            values[name] = f"%{{customdata[{place}]:,.1f}} {drawing.size_unit}"
-        else:
-            values[name] = f"%{{customdata[{place}]}}"
-    heading, *lines = (
-        re.sub(r"\{(\w+)\}", lambda found: values[found[1]], line) for line in own.kind.lines
-    )
-    return "<br>".join([f"<b>{heading}</b>", *lines]) + "<extra></extra>"
+def _text(drawing: Drawing, own: Columns, n: int) -> str:
+    """Return what a mark is, as `linesOf` in columns.js does."""
+    unit = drawing.unit
+
+    def time(value_ns: Any) -> str:
+        return f"{value_ns / unit.ns:,.3f} {unit.name}"
+
+    values: dict[str, Any] = {"start": time(own.begin_ns[n]), "duration": time(own.width_ns[n])}
+    for name, numbers in own.numbers.items():
+        values[name] = time(numbers[n]) if name.endswith("_ns") else numbers[n]
+    if "num_bytes" in values:
+        values["num_bytes"] = f"{values['num_bytes'] / drawing.size_bytes:,.1f} {drawing.size_unit}"
+    if (phrases := own.phrases) is not None:
+        words = phrases.words[phrases.codes[n]]
+        values["phrase"] = words.replace("{}", time(phrases.amount_ns[n]))
+    heading, *lines = (figure_text(line.format_map(values)) for line in own.kind.lines)
+    return "<br>".join([f"<b>{heading}</b>", *lines])
 
 
 def _heat_map(drawing: Drawing, step: Step, first_row: float) -> Picture:
