@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.plan.spans import Lane
-from ppbench.display.colors import HATCH_COLORS, ink_on
+from ppbench.display.colors import HATCH_COLORS
 from ppbench.display.units import NS_PER_MS, counted, milliseconds, size_unit
-from ppbench.report.timeline.marks import Floats, Ints, Kind, Marks, Phrases, Step, most
+from ppbench.report.timeline.marks import Floats, Ints, Kind, Marks, Step, joined, most
 from ppbench.report.timeline.overview import MOST_SHARE, Overview, overview
 
 MOST_BARS = 5000
@@ -93,27 +93,6 @@ class Name(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The marks of one kind in all steps, by row and then by start."""
-
-    kind: Kind
-    row: Floats  # of the rank's middle
-    begin_ns: Ints
-    width_ns: Ints
-    numbers: dict[str, Ints]
-    colors: list[str]
-    shade: Ints  # index into the colours
-    phrases: Phrases | None
-    labels: list[str]
-
-    @property
-    def inks(self) -> list[str]:
-        """The text colour on each of the colours, if there is text."""
-        has_labels = self.kind.has_text or self.kind.hatch
-        return [ink_on(color) for color in self.colors] if has_labels else []
-
-
-@dataclass(frozen=True)
 class Packed:
     """What a page draws steps from: their columns, and how to read and to show them."""
 
@@ -151,14 +130,14 @@ class Drawing:
         self.size_unit, self.size_bytes = size_unit(largest)
 
     @cached_property
-    def kinds(self) -> list[Columns]:
-        """The columns by kind: first those of idle time, then computations, then transfers."""
+    def kinds(self) -> list[Marks]:
+        """The marks of all steps: first those of idle time, then computations, then transfers."""
         parts: dict[tuple[str, int], list[tuple[Marks, float]]] = {}
         for step, first_row in (*self.placed, *self.behind):
             for marks in step.marks_in_a_row:
                 parts.setdefault(_key(marks.kind), []).append((marks, first_row))
         return sorted(
-            map(_columns, parts.values()),
+            map(joined, parts.values()),
             key=lambda own: (
                 own.kind.lane is not Lane.COMPUTE,
                 not own.kind.is_idle,
@@ -246,42 +225,6 @@ def _key(kind: Kind) -> tuple[str, int]:
     return kind.name, kind.beside
 
 
-def _columns(parts: Sequence[tuple[Marks, float]]) -> Columns:
-    """Join the marks of one kind in several steps, each with the first row of its step."""
-    first = parts[0][0]
-    row = np.concatenate([marks.rank + first_row for marks, first_row in parts])
-    begin_ns = np.concatenate([marks.begin_ns for marks, _ in parts])
-    order = np.lexsort((begin_ns, row))
-    colors = list(dict.fromkeys(color for marks, _ in parts for color in marks.kind.colors))
-    shades = [
-        np.array([colors.index(color) for color in marks.kind.colors])[marks.shade]
-        for marks, _ in parts
-    ]
-    words: list[str] = []
-    codes, amounts = [], []
-    for phrases in (marks.phrases for marks, _ in parts if marks.phrases is not None):
-        codes.append(phrases.codes + len(words))
-        amounts.append(phrases.amount_ns)
-        words += phrases.words
-    labels = [label for marks, _ in parts for label in marks.labels]
-    return Columns(
-        first.kind,
-        row[order],
-        begin_ns[order],
-        np.concatenate([marks.width_ns for marks, _ in parts])[order],
-        {
-            name: np.concatenate([marks.numbers[name] for marks, _ in parts])[order]
-            for name in first.numbers
-        },
-        colors,
-        np.concatenate(shades)[order],
-        Phrases(words, np.concatenate(codes)[order], np.concatenate(amounts)[order])
-        if words
-        else None,
-        [labels[n] for n in order.tolist()] if labels else [],
-    )
-
-
 def packed(drawing: Drawing) -> Packed:
     """Return what a page draws these steps from."""
     unit, quantum_ns = drawing.unit, _quantum_ns(drawing)
@@ -313,8 +256,8 @@ def packed(drawing: Drawing) -> Packed:
             "isListed": kind.is_listed,
             "beside": kind.beside,
             "opacity": PALE if kind.beside else 1,
-            "colors": own.colors,
-            "inks": own.inks,
+            "colors": kind.colors,
+            "inks": kind.inks,
             "count": len(begin),
             "rows": [[round(own.row[at], 6), int(at)] for at in np.flatnonzero(is_new)],
             "begin": column(np.where(is_new, begin, np.diff(begin, prepend=0))),
@@ -331,8 +274,8 @@ def packed(drawing: Drawing) -> Packed:
             described["codes"] = column(own.phrases.codes)
             described["amount"] = column(own.phrases.amount_ns, is_time=True)
         if kind.hatch:
-            described |= {"hatch": kind.hatch, "hatchColor": HATCH_COLORS[own.inks[0]]}
-            described["labels"] = own.labels
+            described |= {"hatch": kind.hatch, "hatchColor": HATCH_COLORS[kind.inks[0]]}
+            described["labels"] = list(own.labels)
         kinds.append(described)
     meta: dict[str, Any] = {
         "unit": f" {unit.name}",

@@ -23,8 +23,8 @@ from ppbench.display.colors import (
 )
 from ppbench.report.charts.canvas import LEGEND, NEUTRAL, figure_text
 from ppbench.report.scripts import Picture
-from ppbench.report.timeline.drawing import MOST_BARS, NUM_SLICES, PALE, ROW_PX, Columns, Drawing
-from ppbench.report.timeline.marks import Step
+from ppbench.report.timeline.drawing import MOST_BARS, NUM_SLICES, PALE, ROW_PX, Drawing
+from ppbench.report.timeline.marks import Marks, Step
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -69,7 +69,7 @@ def _tracks(drawing: Drawing) -> Picture:
     }
 
 
-def _bars(drawing: Drawing, own: Columns, *, is_empty: bool) -> Picture:
+def _bars(drawing: Drawing, own: Marks, *, is_empty: bool) -> Picture:
     """Return the bars of a kind; empty ones only have an entry in the legend."""
     kind = own.kind
     trace: Picture = {
@@ -80,7 +80,7 @@ def _bars(drawing: Drawing, own: Columns, *, is_empty: bool) -> Picture:
         "showlegend": kind.is_listed,
         "orientation": "h",
         "width": drawing.lanes[kind.lane].height,
-        "marker": {"color": own.colors[0], "line": {"width": 0}},
+        "marker": {"color": kind.colors[0], "line": {"width": 0}},
         "base": [None],
         "x": [None],
         "y": [None],
@@ -99,11 +99,11 @@ def _bars(drawing: Drawing, own: Columns, *, is_empty: bool) -> Picture:
     }
     if kind.lane is not Lane.COMPUTE:
         # A transfer may last less than a pixel; an outline in its own colour keeps it visible.
-        trace["marker"]["line"] = {"color": own.colors[0], "width": 1}
+        trace["marker"]["line"] = {"color": kind.colors[0], "width": 1}
     elif not kind.is_idle and drawing.num_bars <= _MOST_OUTLINED:
         trace["marker"]["line"] = {"width": 0.6}
-    if len(own.colors) > 1:
-        trace["marker"]["color"] = [own.colors[n] for n in shade]
+    if len(kind.colors) > 1:
+        trace["marker"]["color"] = [kind.colors[n] for n in shade]
     if kind.beside:
         trace["marker"]["opacity"] = PALE
     if kind.has_text or kind.hatch:
@@ -112,13 +112,13 @@ def _bars(drawing: Drawing, own: Columns, *, is_empty: bool) -> Picture:
             "text": [figure_text(texts[n]) for n in order.tolist()],
             "constraintext": "inside",
             "insidetextanchor": "start" if kind.hatch else "middle",  # its end may be out of view
-            "insidetextfont": {"color": NEUTRAL if kind.beside else [own.inks[n] for n in shade]},
+            "insidetextfont": {"color": NEUTRAL if kind.beside else [kind.inks[n] for n in shade]},
             "textangle": 0,
             "textposition": "inside",
         }
     if kind.hatch:
         trace["marker"]["pattern"] = {
-            "fgcolor": HATCH_COLORS[ink_on(own.colors[0])],
+            "fgcolor": HATCH_COLORS[ink_on(kind.colors[0])],
             "fillmode": "overlay",
             "shape": kind.hatch,
             "size": 9,
@@ -127,7 +127,7 @@ def _bars(drawing: Drawing, own: Columns, *, is_empty: bool) -> Picture:
     return trace
 
 
-def _text(drawing: Drawing, own: Columns, n: int) -> str:
+def _text(drawing: Drawing, own: Marks, n: int) -> str:
     """Return what a mark is, as `linesOf` in columns.js does."""
     unit = drawing.unit
 

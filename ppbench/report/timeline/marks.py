@@ -6,6 +6,8 @@ Marks are numbers and a few phrases per kind, from which every drawing of a step
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,7 +29,15 @@ from ppbench.analysis.waits import (
     moments,
     waits,
 )
-from ppbench.display.colors import IDLE_COLORS, LIGHTEST, OP_COLORS, OP_WORDS, OPEN_COLORS, tinted
+from ppbench.display.colors import (
+    IDLE_COLORS,
+    LIGHTEST,
+    OP_COLORS,
+    OP_WORDS,
+    OPEN_COLORS,
+    ink_on,
+    tinted,
+)
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -95,17 +105,23 @@ class Kind:
         """Whether it has an entry of its own in the legend."""
         return not self.beside and self.group in ("", self.name)
 
+    @property
+    def inks(self) -> list[str]:
+        """The text colour on each of the colours, if there is text."""
+        return [ink_on(color) for color in self.colors] if self.has_text or self.hatch else []
+
 
 @dataclass(frozen=True)
 class Marks:
-    """The bars of one kind, ordered by `rank` and start. Times in nanoseconds since the step began.
+    """The bars of one kind, ordered by `row` and start. Times in nanoseconds since the step began.
 
+    A row is a rank or, in a drawing of several steps, lies as far down as a rank's middle.
     `numbers` appear in the text: times where the name ends in `_ns`, sizes in bytes, and counts.
     `shade` is an index into the kind's colours.
     """
 
     kind: Kind
-    rank: Ints
+    row: Ints | Floats
     begin_ns: Ints
     width_ns: Ints
     numbers: dict[str, Ints]
@@ -114,7 +130,7 @@ class Marks:
     labels: tuple[str, ...] = ()  # written inside instead of the microbatch
 
     def __len__(self) -> int:
-        return len(self.rank)
+        return len(self.row)
 
 
 @dataclass(frozen=True)
@@ -242,6 +258,39 @@ class Step:
     def path(self) -> Spans:
         """Return the computations on the critical path in order."""
         return self.waits.spans.at(critical_path(self.waits))
+
+
+def joined(parts: Sequence[tuple[Marks, float]]) -> Marks:
+    """Return the marks of one kind in several steps, each of which has its own first row."""
+    every = [marks for marks, _ in parts]
+    row = np.concatenate([marks.row + first for marks, first in parts])
+    order = np.lexsort((np.concatenate([marks.begin_ns for marks in every]), row))
+
+    def column(of: Callable[[Marks], Ints]) -> Ints:
+        return np.concatenate([of(marks) for marks in every])[order]
+
+    colors = list(dict.fromkeys(color for marks in every for color in marks.kind.colors))
+    places = {id(marks): np.array(list(map(colors.index, marks.kind.colors))) for marks in every}
+    phrases = None
+    if told := [marks.phrases for marks in every if marks.phrases is not None]:
+        firsts = itertools.accumulate((len(own.words) for own in told), initial=0)
+        codes = [own.codes + first for own, first in zip(told, firsts, strict=False)]
+        phrases = Phrases(
+            [word for own in told for word in own.words],
+            np.concatenate(codes)[order],
+            np.concatenate([own.amount_ns for own in told])[order],
+        )
+    labels = [label for marks in every for label in marks.labels]
+    return Marks(
+        replace(every[0].kind, colors=colors),
+        row[order],
+        column(lambda marks: marks.begin_ns),
+        column(lambda marks: marks.width_ns),
+        {name: column(lambda marks, name=name: marks.numbers[name]) for name in every[0].numbers},  # type: ignore[misc]
+        column(lambda marks: places[id(marks)][marks.shade]),
+        phrases,
+        tuple(labels[n] for n in order.tolist()) if labels else (),
+    )
 
 
 def most(*columns: pd.Series) -> int:

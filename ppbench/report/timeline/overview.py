@@ -53,7 +53,7 @@ def overview(
     shares = np.zeros((len(marks_by_kind), num_ranks, num_slices))
     counts = np.zeros((num_ranks, num_slices))
     for number, marks in enumerate(marks_by_kind):
-        bounds = np.searchsorted(marks.rank, np.arange(num_ranks + 1))
+        bounds = np.searchsorted(marks.row, np.arange(num_ranks + 1))
         for rank in range(num_ranks):
             own = slice(bounds[rank], bounds[rank + 1])
             begin, width = marks.begin_ns[own], marks.width_ns[own]

@@ -296,7 +296,7 @@ def _labelled(
         ends = np.stack([marks.begin_ns, marks.begin_ns + marks.width_ns]).clip(0, num_cells)
         names += [] if marks.kind.beside else [marks.kind.name]
         for rank, shade, label, begin, end in zip(
-            marks.rank.tolist(), marks.shade.tolist(), labels, *ends.tolist(), strict=True
+            marks.row.tolist(), marks.shade.tolist(), labels, *ends.tolist(), strict=True
         ):
             row, style = rows[rank], styles[shade]
             if marks.kind.beside:
@@ -349,7 +349,7 @@ def _sliced(
         if op is None:
             first = np.maximum(first - 1, 0)  # it may fill most of the slice that it begins in
         # Each bar has its label or, if it does not fit, the letter of its op.
-        bars = zip(marks.rank, marks.shade, first, after, labels, strict=True) if labels else ()
+        bars = zip(marks.row, marks.shade, first, after, labels, strict=True) if labels else ()
         for rank, shade, begin, end, label in bars:
             own = np.flatnonzero(mostly[rank, begin:end] == number)
             if not len(own):

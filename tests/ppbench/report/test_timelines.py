@@ -121,7 +121,7 @@ def test_a_step_in_a_row_is_drawn_between_those_beside_it(tmp_path) -> None:
     idle = [0, 0]  # of a window of 100 ms, in which a rank computes and optimizes
     for marks in step.marks:
         for rank in (0, 1) if marks.kind.is_idle else ():
-            idle[rank] += int(marks.width_ns[marks.rank == rank].sum()) // MS
+            idle[rank] += int(marks.width_ns[marks.row == rank].sum()) // MS
     assert idle == [100 - 34, 100 - 26]
     line = timeline(store, [run], ["1f1b"], choice="2")
     forwards = [bars(line, "forward", beside) for beside in (0, -1, 1)]
