@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ppbench.cli.commands import COMPARE
+from ppbench.cli.declare import argument, option
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     RESULTS,
@@ -29,30 +28,21 @@ from ppbench.display.units import counted
 
 @answers("backfill", COMPARE, 4, catalogue)
 def backfill(
-    span: Annotated[
-        str, typer.Argument(metavar="A..B", help="Commits: A, B and those between; HEAD~20..")
-    ],
+    span: Annotated[str, argument("A..B", "Commits: A, B and those between; HEAD~20..")],
     file: SweepFile,
     most: Annotated[
-        int | None,
-        typer.Option("--max", metavar="N", min=1, help="Measure N commits, spread evenly."),
+        int | None, option("--max N", "Measure N commits, spread evenly.", min=1)
     ] = None,
     launches: Annotated[
         int | None,
-        typer.Option(
-            "--launches",
-            metavar="N",
-            min=1,
-            max=1000,
-            help="Launches of each; default: the sweep's.",
-        ),
+        option("--launches N", "Launches of each; default: the sweep's.", min=1, max=1000),
     ] = None,
     budget: MostTime = None,
     overrides: Overrides = None,
     results: Results = RESULTS,
     retry_failed: RetryFailed = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the commits in order; measure none.")
+        bool, option("--dry-run", "List the commits in order; measure none.")
     ] = False,
 ) -> Result:
     """Measure past commits in work trees: newest, oldest, then the middle of the largest gap.

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ppbench.cli.commands import COMPARE
+from ppbench.cli.declare import argument, option
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     RESULTS,
@@ -35,18 +34,15 @@ if TYPE_CHECKING:
 
 @answers("bisect", COMPARE, 5, catalogue)
 def bisect(
-    good: Annotated[str, typer.Argument(metavar="GOOD", help="A commit before the change.")],
-    bad: Annotated[str, typer.Argument(metavar="BAD", help="A commit after the change.")],
+    good: Annotated[str, argument("GOOD", "A commit before the change.")],
+    bad: Annotated[str, argument("BAD", "A commit after the change.")],
     file: SweepFile,
-    metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="The metric that changed.")
-    ] = "tokens_per_s",
+    metric: Annotated[str, option("--metric NAME", "The metric that changed.")] = "tokens_per_s",
     only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="KEY=VALUE", help="Search only the cases that match."),
+        list[str] | None, option("--only KEY=VALUE", "Search only the cases that match.")
     ] = None,
     confidence: Annotated[
-        str, typer.Option("--confidence", metavar="P%", help="Required confidence of the answer.")
+        str, option("--confidence P%", "Required confidence of the answer.")
     ] = "95%",
     budget: MostTime = None,
     overrides: Overrides = None,

@@ -8,11 +8,10 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from ppbench.cli.declare import option
 from ppbench.console import note
 
-Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
+Open = Annotated[bool, option("--open", "Open the page in the browser.")]
 
 
 def open_page(path: Path) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ppbench.cli.commands import COMPARE
 from ppbench.cli.comparison import gated, rechecked
+from ppbench.cli.declare import argument, option
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     RESULTS,
@@ -34,26 +33,21 @@ SAVED = ".json"
 """The ending of a saved comparison."""
 HeadsSweep = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="[SWEEP | SCRIPT | STORE | COMPARISON]",
-        help="Sweep file; default: that of head's runs. Or a training script, whose attached runs "
+    argument(
+        "[SWEEP | SCRIPT | STORE | COMPARISON]",
+        "Sweep file; default: that of head's runs. Or a training script, whose attached runs "
         "are judged; a results folder; a saved comparison (.json), judged anew by newer launches.",
     ),
 ]
 
 
-Base = Annotated[
-    str | None,
-    typer.Option(metavar="REV", help="Default: where HEAD left the main branch."),
-]
-Head = Annotated[str, typer.Option(metavar="REV", help="Default: the work tree as it is.")]
+Base = Annotated[str | None, option("--base REV", "Default: where HEAD left the main branch.")]
+Head = Annotated[str, option("--head REV", "Default: the work tree as it is.")]
 Threshold = Annotated[
-    str | None,
-    typer.Option(metavar="SHARE", help="Largest regression that passes, such as 2%."),
+    str | None, option("--threshold SHARE", "Largest regression that passes, such as 2%.")
 ]
 Summary = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.md", help="Also write a summary for a pull request."),
+    Path | None, option("--summary FILE.md", "Also write a summary for a pull request.")
 ]
 
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ppbench.cli.commands import COMPARE
 from ppbench.cli.comparison import compared, page_of
+from ppbench.cli.declare import argument, option
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     REPORTS,
@@ -30,33 +29,29 @@ from ppbench.errors import UsageError
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[BASE [HEAD]] [SWEEP]",
-        help="Revisions, runs, sweeps or results folders; HEAD is `worktree` if left out. A "
+    argument(
+        "[BASE [HEAD]] [SWEEP]",
+        "Revisions, runs, sweeps or results folders; HEAD is `worktree` if left out. A "
         "sweep file (.toml) limits it to its cases. With --across: RUNS, which are run ids, sweeps "
         "or sweep files, by default the last sweep.",
     ),
 ]
 Axis = Annotated[
     str | None,
-    typer.Option(
-        "--across",
-        metavar="AXIS",
-        help="Compare cases that differ in this setting alone: schedule, ranks, seq_len, ...",
+    option(
+        "--across AXIS",
+        "Compare cases that differ in this setting alone: schedule, ranks, seq_len, ...",
     ),
 ]
 BaseValue = Annotated[
     str | None,
-    typer.Option(
-        "--base",
-        metavar="VALUE",
-        help="With --across: the value that others are compared with; default: that with the most "
+    option(
+        "--base VALUE",
+        "With --across: the value that others are compared with; default: that with the most "
         "partners, then the smallest number or the sweep's first.",
     ),
 ]
-AllPairs = Annotated[
-    bool, typer.Option("--all-pairs", help="With --across: compare each value with each.")
-]
+AllPairs = Annotated[bool, option("--all-pairs", "With --across: compare each value with each.")]
 
 
 @answers("compare", COMPARE, 1, catalogue)

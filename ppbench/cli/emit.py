@@ -17,6 +17,7 @@ import typer
 
 from ppbench.cli import completion
 from ppbench.cli.browser import open_page
+from ppbench.cli.declare import option
 from ppbench.cli.options import with_options
 from ppbench.console import note
 from ppbench.display.document import Code, Result, render
@@ -24,33 +25,17 @@ from ppbench.display.formats import Format
 from ppbench.display.rows import AS_IT_IS, Record, View
 from ppbench.files import check_suffix, is_stream, write_file
 
-HowToPrint = Annotated[Format, typer.Option("--format", help="Output format.")]
+HowToPrint = Annotated[Format, option("--format", "Output format.")]
 Columns = Annotated[
     list[str] | None,
-    typer.Option(
-        "--columns",
-        metavar="A,B,...",
-        help="Show these columns, by their names.",
-        autocompletion=completion.columns,
-    ),
+    option("--columns A,B,...", "Show these columns, by their names.", completion.columns),
 ]
 Sort = Annotated[
     str | None,
-    typer.Option(
-        "--sort",
-        metavar="[-]COLUMN",
-        help="Sort by a column; with - the other way.",
-        autocompletion=completion.columns,
-    ),
+    option("--sort [-]COLUMN", "Sort by a column; with - the other way.", completion.columns),
 ]
 Also = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Also write it: as a page (.html), .md, .json or .csv.",
-    ),
+    Path | None, option("-o --output FILE", "Also write it: as a page (.html), .md, .json or .csv.")
 ]
 _OPTIONS = {
     "how": (HowToPrint, Format.table),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ppbench.cli import completion
 from ppbench.cli.commands import EXCHANGE
+from ppbench.cli.declare import argument, option
 from ppbench.cli.emit import answers, file_written
 from ppbench.cli.options import REPORTS, RESULTS, Run, StoredResults
 from ppbench.console import note
@@ -32,13 +31,8 @@ RUN_COLUMNS = [
 @answers("trace", EXCHANGE, 3)
 def trace(
     run: Run,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE.json.gz", help="Output file."),
-    ] = None,
-    step: Annotated[
-        str, typer.Option("--step", metavar="K|median|slowest|all", help="The steps to write.")
-    ] = "all",
+    output: Annotated[Path | None, option("-o --output FILE.json.gz", "Output file.")] = None,
+    step: Annotated[str, option("--step K|median|slowest|all", "The steps to write.")] = "all",
     results: StoredResults = RESULTS,
 ) -> Result:
     """Write a run as a Chrome trace, for Perfetto and other viewers."""
@@ -56,27 +50,16 @@ def trace(
 
 @answers("export", EXCHANGE, 2)
 def export(
-    how: Annotated[ExportFormat, typer.Option("--format", help="Output format.")],
+    how: Annotated[ExportFormat, option("--format", "Output format.")],
     runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN]...", help="Runs; default: all.", autocompletion=completion.runs
-        ),
+        list[str] | None, argument("[RUN]...", "Runs; default: all.", completion.runs)
     ] = None,
     table: Annotated[
         str | None,
-        typer.Option(
-            "--table",
-            metavar="NAME",
-            help="runs (the default), steps, ranks, ...",
-            autocompletion=completion.tables,
-        ),
+        option("--table NAME", "runs (the default), steps, ranks, ...", completion.tables),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="Output file; default: standard output."
-        ),
+        Path | None, option("-o --output FILE", "Output file; default: standard output.")
     ] = None,
     results: StoredResults = RESULTS,
 ) -> Result:

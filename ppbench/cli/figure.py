@@ -9,6 +9,7 @@ import typer
 
 from ppbench.cli import completion
 from ppbench.cli.commands import LOOK
+from ppbench.cli.declare import argument, option
 from ppbench.cli.emit import answers, file_written
 from ppbench.cli.options import RESULTS, LastSweepRuns, StoredResults
 from ppbench.display.document import Result
@@ -28,32 +29,26 @@ def _known(ctx: typer.Context, name: str) -> str:
 def figure(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME",
-            callback=_known,
-            help="timeline, throughput, bubble, memory, ...",
-            autocompletion=completion.figures,
+        argument(
+            "NAME", "timeline, throughput, bubble, memory, ...", completion.figures, callback=_known
         ),
     ],
     output: Annotated[
         Path,
-        typer.Option(
-            "-o", "--output", metavar="FILE.png|.svg|.pdf|.html|.json", help="Output file."
-        ),
+        option("-o --output FILE.png|.svg|.pdf|.html|.json", "Output file."),
     ],
     runs: LastSweepRuns = None,
-    width: Annotated[int | None, typer.Option(metavar="PX", min=100, max=10_000)] = None,
-    height: Annotated[int | None, typer.Option(metavar="PX", min=100, max=10_000)] = None,
-    scale: Annotated[float, typer.Option(help="Scale factor of a PNG.", min=0.1, max=10)] = 2,
-    theme: Annotated[Theme, typer.Option(help="Colours of the background.")] = Theme.light,
+    width: Annotated[int | None, option("--width PX", "", min=100, max=10_000)] = None,
+    height: Annotated[int | None, option("--height PX", "", min=100, max=10_000)] = None,
+    scale: Annotated[float, option("--scale", "Scale factor of a PNG.", min=0.1, max=10)] = 2,
+    theme: Annotated[Theme, option("--theme", "Colours of the background.")] = Theme.light,
     step: Annotated[
-        str | None,
-        typer.Option("--step", metavar="K|median|slowest", help="For timelines: which step."),
+        str | None, option("--step K|median|slowest", "For timelines: which step.")
     ] = None,
     planned: Annotated[
-        bool, typer.Option("--planned", help="For timelines: the plan under each step.")
+        bool, option("--planned", "For timelines: the plan under each step.")
     ] = False,
-    path: Annotated[bool, typer.Option("--path", help="For timelines: the critical path.")] = False,
+    path: Annotated[bool, option("--path", "For timelines: the critical path.")] = False,
     results: StoredResults = RESULTS,
 ) -> Result:
     """Draw one figure into a file."""

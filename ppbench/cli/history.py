@@ -7,9 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ppbench.cli.commands import COMPARE
+from ppbench.cli.declare import option
 from ppbench.cli.emit import answers
 from ppbench.cli.options import REPORTS, RESULTS, StoredResults
 from ppbench.console import note
@@ -28,23 +27,17 @@ _SHORT = 9
 @answers("history", COMPARE, 3)
 def history(
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="A metric: a column of `runs`.")
+        str, option("--metric NAME", "A metric: a column of `runs`.")
     ] = "tokens_per_s",
     where: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--where", metavar="CONDITION", help="Only runs that match, as in `ppbench ls`."
-        ),
+        list[str] | None, option("--where CONDITION", "Only runs that match, as in `ppbench ls`.")
     ] = None,
     repo: Annotated[
-        Path | None,
-        typer.Option(
-            "--repo", metavar="DIR", help="The repository; default: found by the commits."
-        ),
+        Path | None, option("--repo DIR", "The repository; default: found by the commits.")
     ] = None,
-    has_page: Annotated[bool, typer.Option("--page/--no-page", help="Write a page.")] = True,
+    has_page: Annotated[bool, option("--page/--no-page", "Write a page.")] = True,
     results: StoredResults = RESULTS,
-    reports: Annotated[Path, typer.Option("--reports", help="Folder for pages.")] = REPORTS,
+    reports: Annotated[Path, option("--reports", "Folder for pages.")] = REPORTS,
 ) -> Result:
     """Show a metric over commits: levels per case and machine, and what changed them."""
     from ppbench.commits.series import history as read_history

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ppbench.cli.commands import MEASURE
+from ppbench.cli.declare import argument
 from ppbench.cli.emit import answers
 from ppbench.display.commands import command
 from ppbench.display.document import Result
@@ -17,9 +16,7 @@ from ppbench.errors import UsageError
 
 @answers("init", MEASURE, 1)
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")] = Path(
-        "sweep.toml"
-    ),
+    file: Annotated[Path, argument("FILE", "The file to write.")] = Path("sweep.toml"),
 ) -> Result:
     """Write a commented sweep file for this machine, and list its cases."""
     from ppbench.cli.sweep import cases_of

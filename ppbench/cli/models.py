@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
 from ppbench.cli.commands import MEASURE
+from ppbench.cli.declare import option
 from ppbench.cli.emit import answers, catalogue
 from ppbench.display.document import Block, Result, Text
 from ppbench.display.rows import Rows
@@ -28,8 +27,7 @@ COLUMNS = [
 @answers("models check", MEASURE, 4, catalogue)
 def check(
     architectures: Annotated[
-        list[str] | None,
-        typer.Option("--arch", metavar="NAME", help="Architecture; repeatable. Default: all."),
+        list[str] | None, option("--arch NAME", "Architecture; repeatable. Default: all.")
     ] = None,
 ) -> Result:
     """Train every architecture in two stages and unsplit, and compare loss and gradients."""

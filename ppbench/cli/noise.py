@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ppbench.cli.commands import MEASURE
+from ppbench.cli.declare import option
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     RESULTS,
@@ -28,7 +27,7 @@ from ppbench.display.tables import Table
 def noise(
     file: SweepFile,
     launches: Annotated[
-        int, typer.Option("--launches", metavar="N", min=3, max=1000, help="Launches of each case.")
+        int, option("--launches N", "Launches of each case.", min=3, max=1000)
     ] = 10,
     budget: MostTime = None,
     overrides: Overrides = None,

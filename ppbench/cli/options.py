@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ppbench.cli import completion
+from ppbench.cli.declare import argument, option
 from ppbench.display.formats import Assets
 from ppbench.errors import SweepInterruptedError, UsageError, no_runs_in
 
@@ -27,7 +28,7 @@ class Launcher(StrEnum):
     slurm = "slurm"
 
 
-Results = Annotated[Path, typer.Option("--results", help="Results folder: the store.")]
+Results = Annotated[Path, option("--results", "Results folder: the store.")]
 """The store of a command that measures, and makes it where there is none."""
 
 
@@ -50,162 +51,111 @@ def _existing(ctx: typer.Context, store: Path) -> Path:
 
 
 StoredResults = Annotated[
-    Path, typer.Option("--results", callback=_existing, help="Results folder: the store.")
+    Path, option("--results", "Results folder: the store.", callback=_existing)
 ]
 """The store of a command that reads it."""
 Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="Run id, a unique beginning or end of it, or `last`.",
-        autocompletion=completion.runs,
-    ),
+    str, argument("RUN", "Run id, a unique beginning or end of it, or `last`.", completion.runs)
 ]
 Runs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="RUN...",
-        help="Run ids, unique beginnings or ends of them, `last`, or names of sweeps.",
-        autocompletion=completion.runs,
+    argument(
+        "RUN...",
+        "Run ids, unique beginnings or ends of them, `last`, or names of sweeps.",
+        completion.runs,
     ),
 ]
 LastSweepRuns = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[RUN]...",
-        help="Runs; by default those of the last sweep.",
-        autocompletion=completion.runs,
-    ),
+    argument("[RUN]...", "Runs; by default those of the last sweep.", completion.runs),
 ]
 SweepFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="SWEEP",
-        help="The sweep file, TOML, or the name of one that ships.",
-        autocompletion=completion.sweeps,
-    ),
+    argument("SWEEP", "The sweep file, TOML, or the name of one that ships.", completion.sweeps),
 ]
-Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Output file.")]
+Output = Annotated[Path | None, option("-o --output FILE", "Output file.")]
 PageAssets = Annotated[
     Assets,
-    typer.Option(
+    option(
         "--assets",
-        help="The plotting library: in each page, or one file beside the pages that share it.",
+        "The plotting library: in each page, or one file beside the pages that share it.",
     ),
 ]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Measure failed commits again.")]
+RetryFailed = Annotated[bool, option("--retry-failed", "Measure failed commits again.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a setting or an axis.",
-        autocompletion=completion.settings,
-    ),
+    option("--set KEY=VALUE", "Override a setting or an axis.", completion.settings),
 ]
 Metrics = Annotated[
     list[str] | None,
-    typer.Option(
-        "--metric",
-        metavar="NAME",
-        help="tokens_per_s, bubble_fraction, ...; repeatable.",
-        autocompletion=completion.metrics,
-    ),
+    option("--metric NAME", "tokens_per_s, bubble_fraction, ...; repeatable.", completion.metrics),
 ]
-IsRun = Annotated[
-    bool, typer.Option("--run", help="Measure both sides first, in interleaved launches.")
-]
+IsRun = Annotated[bool, option("--run", "Measure both sides first, in interleaved launches.")]
 NumLaunches = Annotated[
     int | None,
-    typer.Option(
-        "--launches",
-        metavar="K",
+    option(
+        "--launches K",
+        "With --run: exactly so many launches of each side. By default it stops when every "
+        "case is decided.",
         min=1,
         max=1000,
-        help="With --run: exactly so many launches of each side. By default it stops when every "
-        "case is decided.",
     ),
 ]
 MostLaunches = Annotated[
     int | None,
-    typer.Option(
-        "--max-launches",
-        metavar="K",
+    option(
+        "--max-launches K",
+        "With --run: most launches of each side, if it is not decided earlier; default: 12.",
         min=3,
         max=1000,
-        help="With --run: most launches of each side, if it is not decided earlier; default: 12.",
     ),
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(
-        "--budget",
-        metavar="TIME",
-        help="With --run: begin no launch after this time, as in 90s or 10m; three are made.",
+    option(
+        "--budget TIME",
+        "With --run: begin no launch after this time, as in 90s or 10m; three are made.",
     ),
 ]
 MostTime = Annotated[
     str | None,
-    typer.Option(
-        "--budget",
-        metavar="TIME",
-        help="Most time, as in 90s or 10m: nothing is begun that would end later.",
-    ),
+    option("--budget TIME", "Most time, as in 90s or 10m: nothing is begun that would end later."),
 ]
 ScheduleName = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="A schedule, or csv:PATH for a program in a file.",
-        autocompletion=completion.schedules,
-    ),
+    str, argument("NAME", "A schedule, or csv:PATH for a program in a file.", completion.schedules)
 ]
-Ranks = Annotated[
-    int | None, typer.Option("-p", "--ranks", metavar="P", help="Ranks; a csv:PATH has its own.")
-]
-Microbatches = Annotated[
-    int | None, typer.Option("-m", "--microbatches", metavar="M", help="Microbatches per step.")
-]
+Ranks = Annotated[int | None, option("-p --ranks P", "Ranks; a csv:PATH has its own.")]
+Microbatches = Annotated[int | None, option("-m --microbatches M", "Microbatches per step.")]
 StagesPerRank = Annotated[
-    int | None,
-    typer.Option("-v", "--stages-per-rank", metavar="V", help="Default: the schedule's own."),
+    int | None, option("-v --stages-per-rank V", "Default: the schedule's own.")
 ]
-NumReplicas = Annotated[
-    int, typer.Option("--replicas", metavar="D", help="Pipelines that train together.")
-]
+NumReplicas = Annotated[int, option("--replicas D", "Pipelines that train together.")]
 Sharding = Annotated[
     str | None,
-    typer.Option(
-        "--sharding",
-        metavar="POLICY",
-        help="What replicas share, as sharding.policy in a sweep file, with its settings: "
+    option(
+        "--sharding POLICY",
+        "What replicas share, as sharding.policy in a sweep file, with its settings: "
         "zero3,residency=2,look_ahead=1. Default: ddp.",
     ),
 ]
 CollectiveTimes = Annotated[
     str | None,
-    typer.Option(
-        "--collectives",
-        metavar="gather=S,reduce=S",
-        help="Seconds of a stage's UNSHARD and REDUCE_GRAD, or bytes=N,bandwidth=B,latency=S of a "
+    option(
+        "--collectives gather=S,reduce=S",
+        "Seconds of a stage's UNSHARD and REDUCE_GRAD, or bytes=N,bandwidth=B,latency=S of a "
         "stage and of the link. Default: 0.",
     ),
 ]
 ReplicaFactors = Annotated[
     str | None,
-    typer.Option(
-        "--replica-factors",
-        metavar="X,X",
-        help="How many times as long the computations of each replica take. Default: 1.",
+    option(
+        "--replica-factors X,X",
+        "How many times as long the computations of each replica take. Default: 1.",
     ),
 ]
 Cost = Annotated[
     str,
-    typer.Option(
-        "--cost",
-        metavar="F=S,I=S,W=S",
-        help="Seconds per microbatch and rank; each of V stages takes 1/V.",
-    ),
+    option("--cost F=S,I=S,W=S", "Seconds per microbatch and rank; each of V stages takes 1/V."),
 ]
 RESULTS = Path("results")
 REPORTS = Path("reports")
@@ -249,10 +199,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     options = {
         name: Annotated[
             str | None,
-            typer.Option(
-                f"--{name.replace('_', '-')}",
-                metavar=one.metavar,
-                help=f"{one.meaning[:1].upper()}{one.meaning[1:]}.",
+            option(
+                f"--{name.replace('_', '-')} {one.metavar}",
+                f"{one.meaning[:1].upper()}{one.meaning[1:]}.",
             ),
         ]
         for name, one in declared.items()

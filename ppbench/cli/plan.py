@@ -6,10 +6,9 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ppbench.cli.browser import Open
 from ppbench.cli.commands import PLAN
+from ppbench.cli.declare import option
 from ppbench.cli.emit import answers
 from ppbench.cli.options import (
     REPORTS,
@@ -29,43 +28,30 @@ from ppbench.display.units import MEBIBYTES, MS, PERCENT
 from ppbench.errors import ExitCode, UsageError
 
 Effort = Annotated[
-    float,
-    typer.Option(
-        "--effort", metavar="X", min=0.01, max=100, help="How much is searched; 2 is twice as much."
-    ),
+    float, option("--effort X", "How much is searched; 2 is twice as much.", min=0.01, max=100)
 ]
 
 NumTrials = Annotated[
-    int,
-    typer.Option(
-        "--run", metavar="N", min=0, max=100, help="Also measure the N best and 1F1B, in turns."
-    ),
+    int, option("--run N", "Also measure the N best and 1F1B, in turns.", min=0, max=100)
 ]
 NumLaunches = Annotated[
     int,
-    typer.Option(
-        "--max-launches",
-        "--launches",
-        metavar="K",
+    option(
+        "--max-launches --launches K",
+        "Most launches of each, with --run, if it is not decided earlier.",
         min=1,
         max=16,
-        help="Most launches of each, with --run, if it is not decided earlier.",
     ),
 ]
-Budget = Annotated[
-    str | None,
-    typer.Option("--budget", metavar="TIME", help="Most time for --run, as in 90s or 10m."),
-]
+Budget = Annotated[str | None, option("--budget TIME", "Most time for --run, as in 90s or 10m.")]
 IsMeasuredAnew = Annotated[
-    bool,
-    typer.Option("--remeasure", help="Measure the layers again though they are stored."),
+    bool, option("--remeasure", "Measure the layers again though they are stored.")
 ]
 HandOver = Annotated[
     Path | None,
-    typer.Option(
-        "--hand-over",
-        metavar="DIR",
-        help="Write the first choice, or what --run says to take, for a sweep, for torchtitan and "
+    option(
+        "--hand-over DIR",
+        "Write the first choice, or what --run says to take, for a sweep, for torchtitan and "
         "for Megatron-LM.",
     ),
 ]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ppbench.cli import completion
 from ppbench.cli.browser import Open, open_page
 from ppbench.cli.commands import LOOK
+from ppbench.cli.declare import argument, option
 from ppbench.cli.emit import answers, file_written
 from ppbench.cli.options import (
     REPORTS,
@@ -45,24 +44,16 @@ def report(
 def timeline(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="Runs, stacked on one time axis.",
-            autocompletion=completion.runs,
-        ),
+        argument("RUN...", "Runs, stacked on one time axis.", completion.runs),
     ],
-    step: Annotated[
-        str, typer.Option("--step", metavar="K|median|slowest", help="The step of each run.")
-    ] = "median",
+    step: Annotated[str, option("--step K|median|slowest", "The step of each run.")] = "median",
     planned: Annotated[
-        bool, typer.Option("--planned", help="Add the planned step under each measured one.")
+        bool, option("--planned", "Add the planned step under each measured one.")
     ] = False,
     output: Output = None,
     assets: PageAssets = Assets.inline,
     open_it: Open = False,
-    terminal: Annotated[
-        bool, typer.Option("--terminal", help="Draw in the terminal instead.")
-    ] = False,
+    terminal: Annotated[bool, option("--terminal", "Draw in the terminal instead.")] = False,
     results: StoredResults = RESULTS,
 ) -> Result:
     """Write the Gantt timelines of runs as an HTML page, or draw them in the terminal."""

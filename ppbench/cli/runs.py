@@ -13,9 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ppbench.cli.commands import EXCHANGE, LOOK
+from ppbench.cli.declare import argument, option
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import RESULTS, Run, StoredResults, check_exists
 from ppbench.config.case import Case
@@ -125,16 +124,11 @@ class StoredRows(Rows):
 def list_runs(
     where: Annotated[
         list[str] | None,
-        typer.Option(
-            "--where",
-            metavar="CONDITION",
-            help="KEY=VALUE, or !=, <, <=, >, >=; several with `and`, or repeated.",
+        option(
+            "--where CONDITION", "KEY=VALUE, or !=, <, <=, >, >=; several with `and`, or repeated."
         ),
     ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", metavar="N", min=0, help="Only the newest N; 0: all."),
-    ] = None,
+    limit: Annotated[int | None, option("--limit N", "Only the newest N; 0: all.", min=0)] = None,
     results: StoredResults = RESULTS,
 ) -> Result:
     """List the runs in the store, oldest first; a table shows the newest 200."""
@@ -157,7 +151,7 @@ def listing(results: Path, where: Sequence[str], limit: int | None = None) -> Re
 
 @answers("query", LOOK, 8)
 def query(
-    text: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT over the store's tables.")],
+    text: Annotated[str, argument("SQL", "One SELECT over the store's tables.")],
     results: StoredResults = RESULTS,
 ) -> Result:
     """Query the store in SQL: `SELECT schedule, max(tokens_per_s) FROM runs GROUP BY schedule`."""
@@ -205,8 +199,7 @@ def show(
     run: Run,
     results: StoredResults = RESULTS,
     table: Annotated[
-        RunTable,
-        typer.Option("--table", help="What --columns, --sort and CSV are of."),
+        RunTable, option("--table", "What --columns, --sort and CSV are of.")
     ] = RunTable.run,
 ) -> Result:
     """Show everything that is stored of a run: figures, ranks, settings, steps."""

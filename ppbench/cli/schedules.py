@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ppbench.cli import completion
 from ppbench.cli.commands import PLAN
+from ppbench.cli.declare import argument, option
 from ppbench.cli.emit import answers, file_written
 from ppbench.cli.options import (
     UNIT_COST,
@@ -33,33 +32,23 @@ STANDARD_OUTPUT = "-"
 MOST_DRAWN = 50_000
 EXAMPLE_RANKS, EXAMPLE_MICROBATCHES = 4, 8
 PolicyName = Annotated[
-    str | None,
-    typer.Option(
-        "--policy", metavar="early|just_in_time", help="When RECVs are posted. Default: early."
-    ),
+    str | None, option("--policy early|just_in_time", "When RECVs are posted. Default: early.")
 ]
 LookAhead = Annotated[
     int | None,
-    typer.Option(
-        "--look-ahead",
-        metavar="N",
-        help="Computations by which an early RECV comes first. Default: 1.",
-    ),
+    option("--look-ahead N", "Computations by which an early RECV comes first. Default: 1."),
 ]
 ScheduleOrFile = Annotated[
     str,
-    typer.Argument(
-        metavar="FILE.csv|NAME",
-        help="A program in torch's CSV form, or a schedule.",
-        autocompletion=completion.schedules,
+    argument(
+        "FILE.csv|NAME", "A program in torch's CSV form, or a schedule.", completion.schedules
     ),
 ]
 MaxHeld = Annotated[
     int | None,
-    typer.Option(
-        "--max-held",
-        metavar="N",
-        help="Largest number of activations (of a microbatch on a stage) that a rank may hold.",
+    option(
+        "--max-held N",
+        "Largest number of activations (of a microbatch on a stage) that a rank may hold.",
     ),
 ]
 COLUMNS = [
@@ -180,9 +169,9 @@ def check(
     max_held: MaxHeld = None,
     sharding: Annotated[
         str | None,
-        typer.Option(
-            metavar="POLICY",
-            help="Check a file's collectives by sharding.policy, with its settings: "
+        option(
+            "--sharding POLICY",
+            "Check a file's collectives by sharding.policy, with its settings: "
             "zero3,residency=2,look_ahead=1.",
         ),
     ] = None,
@@ -209,9 +198,9 @@ def check(
     num_collectives = 0
     if name not in known_names():
         shape = {"ranks": ranks, "microbatches": microbatches, "stages-per-rank": stages_per_rank}
-        for option, value in shape.items():
+        for given, value in shape.items():
             if value is not None:
-                raise UsageError(f"--{option}: a file has its own; leave it out")
+                raise UsageError(f"--{given}: a file has its own; leave it out")
         path = Path(name.removeprefix(CSV_PREFIX))
         program = program_of_file(path, max_held)
         num_collectives = collectives_of_file(path, sharding)
@@ -263,23 +252,21 @@ def export(
     name: ScheduleName,
     output: Annotated[
         Path,
-        typer.Option(
-            "-o", "--output", metavar="FILE.csv", help="Output file; - for standard output."
-        ),
+        option("-o --output FILE.csv", "Output file; - for standard output."),
     ],
     ranks: Ranks = None,
     microbatches: Microbatches = None,
     stages_per_rank: StagesPerRank = None,
     with_communication: Annotated[
-        bool, typer.Option("--with-communication", help="Include SEND and RECV actions.")
+        bool, option("--with-communication", "Include SEND and RECV actions.")
     ] = False,
     policy: PolicyName = None,
     look_ahead: LookAhead = None,
     sharding: Annotated[
         str | None,
-        typer.Option(
-            metavar="POLICY",
-            help="Include what replicas do together by sharding.policy, with its settings: "
+        option(
+            "--sharding POLICY",
+            "Include what replicas do together by sharding.policy, with its settings: "
             "zero3,residency=2,look_ahead=1. Default: what a file has.",
         ),
     ] = None,
@@ -290,9 +277,9 @@ def export(
     from ppbench.prediction import ProgramRequest, program_of, with_transfers
     from ppbench.prediction.replicas import with_sharding
 
-    for option, value in {"--policy": policy, "--look-ahead": look_ahead}.items():
+    for given, value in {"--policy": policy, "--look-ahead": look_ahead}.items():
         if value is not None and not with_communication:
-            raise UsageError(f"{option}: applies only with --with-communication; add it")
+            raise UsageError(f"{given}: applies only with --with-communication; add it")
     policies = [known.value for known in Policy]
     if policy is not None and policy not in policies:
         raise UsageError(f'--policy: unknown policy "{policy}"{nearest(policy, policies)}')

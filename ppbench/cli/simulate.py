@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ppbench.cli import completion
 from ppbench.cli.commands import PLAN
+from ppbench.cli.declare import option
 from ppbench.cli.emit import answers
 from ppbench.cli.options import (
     UNIT_COST,
@@ -44,14 +43,12 @@ OF_REPLICAS = ["exposed_collective", "replica_skew"]
 
 ChosenSchedule = Annotated[
     str,
-    typer.Option(
-        metavar="NAME",
-        help="A schedule, csv:PATH, or all to compare them.",
-        autocompletion=completion.schedules,
+    option(
+        "--schedule NAME", "A schedule, csv:PATH, or all to compare them.", completion.schedules
     ),
 ]
-Latency = Annotated[str, typer.Option(metavar="S", help="Latency of every message, in seconds.")]
-HasHeld = Annotated[bool, typer.Option("--held", help="Include the activations over time in JSON.")]
+Latency = Annotated[str, option("--latency S", "Latency of every message, in seconds.")]
+HasHeld = Annotated[bool, option("--held", "Include the activations over time in JSON.")]
 
 
 @answers("simulate", PLAN, 2)
@@ -63,17 +60,14 @@ def simulate(
     cost: Cost = UNIT_COST,
     latency: Latency = "0",
     bandwidth: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES_PER_S", help="Bandwidth of a link. Default: infinite."),
+        str | None, option("--bandwidth BYTES_PER_S", "Bandwidth of a link. Default: infinite.")
     ] = None,
-    message_bytes: Annotated[
-        int, typer.Option(metavar="N", help="Size of a message, in bytes.")
-    ] = 0,
+    message_bytes: Annotated[int, option("--message-bytes N", "Size of a message, in bytes.")] = 0,
     overlap: Annotated[
         bool,
-        typer.Option(
+        option(
             "--overlap/--no-overlap",
-            help="Overlap transfers with compute (default), or block the sender.",
+            "Overlap transfers with compute (default), or block the sender.",
         ),
     ] = True,
     replicas: NumReplicas = 1,

@@ -8,11 +8,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ppbench.cli import completion
 from ppbench.cli.browser import Open, open_page
 from ppbench.cli.commands import MEASURE
+from ppbench.cli.declare import option
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
     REPORTS,
@@ -45,27 +44,20 @@ FIGURES = [
     *("peak_memory_bytes", "cautions"),
 ]
 
-ReportsFolder = Annotated[Path, typer.Option("--reports", help="Folder for HTML reports.")]
-NoReport = Annotated[bool, typer.Option("--no-report", help="Write no HTML report.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cases without running them.")]
-Rerun = Annotated[bool, typer.Option("--rerun", help="Run finished cases again.")]
-RetryFailedCases = Annotated[bool, typer.Option("--retry-failed", help="Run failed cases again.")]
+ReportsFolder = Annotated[Path, option("--reports", "Folder for HTML reports.")]
+NoReport = Annotated[bool, option("--no-report", "Write no HTML report.")]
+DryRun = Annotated[bool, option("--dry-run", "List the cases without running them.")]
+Rerun = Annotated[bool, option("--rerun", "Run finished cases again.")]
+RetryFailedCases = Annotated[bool, option("--retry-failed", "Run failed cases again.")]
 OnlyCases = Annotated[
     list[str] | None,
-    typer.Option(
-        "--only",
-        metavar="KEY=VALUE",
-        help="Run only the cases that match.",
-        autocompletion=completion.settings,
-    ),
+    option("--only KEY=VALUE", "Run only the cases that match.", completion.settings),
 ]
 IsLive = Annotated[
-    bool,
-    typer.Option("--live", help="Rewrite the report as cases end; open, it refreshes itself."),
+    bool, option("--live", "Rewrite the report as cases end; open, it refreshes itself.")
 ]
 ChosenLauncher = Annotated[
-    Launcher,
-    typer.Option("--launcher", help="Run here, as one of several nodes, or as a Slurm job."),
+    Launcher, option("--launcher", "Run here, as one of several nodes, or as a Slurm job.")
 ]
 
 

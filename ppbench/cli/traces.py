@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ppbench.cli.commands import EXCHANGE
+from ppbench.cli.declare import argument, option
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import RESULTS, Results
 from ppbench.cli.runs import listing
@@ -15,54 +14,34 @@ from ppbench.console import note
 from ppbench.display.document import Result
 
 Traces = Annotated[
-    list[Path],
-    typer.Argument(metavar="TRACE...", help="A torch.profiler file of each rank, or a folder."),
+    list[Path], argument("TRACE...", "A torch.profiler file of each rank, or a folder.")
 ]
 Pattern = Annotated[
-    str | None,
-    typer.Option(
-        "--pattern",
-        metavar="REGEX",
-        help="Names of actions, with groups op, stage and microbatch.",
-    ),
+    str | None, option("--pattern REGEX", "Names of actions, with groups op, stage and microbatch.")
 ]
 
 Replicas = Annotated[
     int | None,
-    typer.Option(
-        "--replicas",
-        metavar="D",
-        min=1,
-        help="Number of pipelines. Default: as many as have the same stages.",
-    ),
+    option("--replicas D", "Number of pipelines. Default: as many as have the same stages.", min=1),
 ]
 TokensPerStep = Annotated[
-    int | None,
-    typer.Option("--tokens-per-step", metavar="N", min=1, help="Tokens of a step, for throughput."),
+    int | None, option("--tokens-per-step N", "Tokens of a step, for throughput.", min=1)
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A setting of the run, such as model.preset or seq_len.",
-    ),
+    option("--set KEY=VALUE", "A setting of the run, such as model.preset or seq_len."),
 ]
 
 
 @answers("import", EXCHANGE, 1, catalogue)
 def import_traces(
     traces: Traces,
-    name: Annotated[str, typer.Option("--name", help="Name of the run.")] = "imported",
+    name: Annotated[str, option("--name", "Name of the run.")] = "imported",
     schedule: Annotated[
-        str | None,
-        typer.Option(
-            "--schedule", metavar="NAME", help="Default: found by the order of the actions."
-        ),
+        str | None, option("--schedule NAME", "Default: found by the order of the actions.")
     ] = None,
     step: Annotated[
-        list[int] | None,
-        typer.Option("--step", metavar="K", help="Only this step; repeatable. Default: all."),
+        list[int] | None, option("--step K", "Only this step; repeatable. Default: all.")
     ] = None,
     tokens_per_step: TokensPerStep = None,
     pattern: Pattern = None,
