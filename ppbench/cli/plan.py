@@ -20,11 +20,7 @@ from ppbench.cli.options import (
 )
 from ppbench.cli.sweep import Rerun
 from ppbench.display.commands import command
-from ppbench.display.document import Block, Result, Text
-from ppbench.display.fields import field_of, number
-from ppbench.display.rows import Rows
-from ppbench.display.tables import Table
-from ppbench.display.units import MEBIBYTES, MS, PERCENT
+from ppbench.display.document import Result
 from ppbench.errors import ExitCode, UsageError
 
 Effort = Annotated[
@@ -55,26 +51,14 @@ HandOver = Annotated[
         "for Megatron-LM.",
     ),
 ]
-_TRIED = {
-    **{name: field_of(name) for name in ("schedule", "world_size", "stages_per_rank")},
-    "microbatch_size": number("microbatch size", ".0f"),
-    "measured_step_ns": number("measured step", ",.1f", MS),
-    "measured_low_ns": number("low", ",.1f", MS),
-    "measured_high_ns": number("high", ",.1f", MS),
-    "num_launches": number("launches", ".0f"),
-    "predicted_step_ns": number("predicted step", ",.1f", MS),
-    "step_error": number("error", "+.1f", PERCENT),
-    "measured_peak_bytes": number("measured peak", ",.1f", MEBIBYTES),
-    "predicted_peak_bytes": number("predicted peak", ",.1f", MEBIBYTES),
-}
 
 
 def _known() -> list[str]:
-    from ppbench.planning.words import SHOWN
+    from ppbench.planning.words import SHOWN, TRIED
 
     of_a_row = ("num_microbatches", "placement", "layers", "recompute", "bound_ns", "peak_bytes")
     of_trials = ("predicted_low_ns", "predicted_high_ns")
-    return list(dict.fromkeys([*SHOWN, *of_a_row, *_TRIED, *of_trials]))
+    return list(dict.fromkeys([*SHOWN, *of_a_row, *TRIED, *of_trials]))
 
 
 @answers("plan", PLAN, 1, _known)
@@ -93,10 +77,11 @@ def plan(
 ) -> Result:
     """Find the best pipeline for a model, devices and memory, and say how sure that is."""
     from ppbench.cli.progress import LiveProgress
-    from ppbench.planning.words import SHOWN, as_dict, row_of, sentences_of
+    from ppbench.planning.words import as_dict, sentences_of
     from ppbench.recommendation.question import hand_over as write_forms
     from ppbench.recommendation.question import plan as make_plan
     from ppbench.recommendation.question import read_question
+    from ppbench.report.pages.plan import document_of, name_of
 
     if not run and (budget is not None or rerun):
         option = "--budget: is for" if budget is not None else "--rerun: repeats"
@@ -138,27 +123,12 @@ def plan(
             display=display_for(Console(stderr=True)),
             command=command(*plain, **usual, run=run, max_launches=launches, budget=budget),
         )
-    sentences = sentences_of(found, is_measured=trials is not None)
-    hidden = () if len(found.request.ranks) > 1 else ("world_size",)
-    shown, tried = (
-        {name: column for name, column in columns.items() if name not in hidden}
-        for columns in (SHOWN, _TRIED)
-    )
-    proposals = list(found.proposals)
-    if found.baseline is not None and found.baseline not in proposals:
-        proposals.append(found.baseline)
-    rows = Rows.of_records([row_of(proposal) for proposal in proposals])
-    data = {**as_dict(found), "sentences": sentences}
-    blocks: list[Block] = [Table(rows, shown, ("step_ns",)), Text(sentences)]
-    key = "proposals"
+    rows, blocks = document_of(found, trials)
+    data = {**as_dict(found), "sentences": sentences_of(found, is_measured=trials is not None)}
     if trials is not None:
-        data, key, rows = {**trials.as_dict(), **data}, "trials", Rows.of(trials.frame)
-        answer = Text([*trials.answers, *trials.sentences])
-        blocks = [answer, Table(rows, tried), *blocks]
+        data = {**trials.as_dict(), **data}
     asides = []
     if hand_over is not None:
-        from ppbench.report.pages.plan import name_of
-
         to_take = None if trials is None else trials.to_take
         written = write_forms(found, sweep, hand_over, to_take)
         why = "as the plan predicts"
@@ -180,9 +150,9 @@ def plan(
         if found.baseline is not None and found.baseline != found.first:
             drawn.append(found.baseline)
         commands = [
-            ("Measure the best two, and 1F1B:", command(*plain, **usual, run=2)),
+            ("Measure the best two, and 1F1B", command(*plain, **usual, run=2)),
             (
-                "Write it for a sweep, torchtitan, Megatron-LM:",
+                "Write it for a sweep, torchtitan, Megatron-LM",
                 command(*plain, **usual, hand_over="chosen"),
             ),
         ][trials is not None :]
@@ -196,7 +166,7 @@ def plan(
         rows,
         data,
         ExitCode.ok if trials is None or trials.is_ok else ExitCode.failed_runs,
-        key=key,
+        key="proposals" if trials is None else "trials",
         asides=asides,
         write_page=write,
         page=REPORTS / f"plan-{file.stem}.html" if open_it else None,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from engine.plan.program import loop_placement
 from ppbench.display.fields import Field, field_of, number
-from ppbench.display.units import MEBIBYTES, MS, counted, milliseconds, percent, size
+from ppbench.display.units import MEBIBYTES, MS, PERCENT, counted, milliseconds, percent, size
 from ppbench.planning.plan import AUTO, Configuration, Plan, Proposal
 
 SHOWN: dict[str, Field] = {
@@ -21,6 +21,19 @@ SHOWN: dict[str, Field] = {
     "peak_memory_bytes": number("peak", ",.1f", MEBIBYTES),
 }
 """The columns of the table that people see; the number of ranks if a plan has several."""
+TRIED: dict[str, Field] = {
+    **{name: field_of(name) for name in ("schedule", "world_size", "stages_per_rank")},
+    "microbatch_size": number("microbatch size", ".0f"),
+    "measured_step_ns": number("measured step", ",.1f", MS),
+    "measured_low_ns": number("low", ",.1f", MS),
+    "measured_high_ns": number("high", ",.1f", MS),
+    "num_launches": number("launches", ".0f"),
+    "predicted_step_ns": number("predicted step", ",.1f", MS),
+    "step_error": number("error", "+.1f", PERCENT),
+    "measured_peak_bytes": number("measured peak", ",.1f", MEBIBYTES),
+    "predicted_peak_bytes": number("predicted peak", ",.1f", MEBIBYTES),
+}
+"""The columns of the table of proposals that were measured."""
 CAUSES = {
     "schedule": "the bubble of the schedule",
     "imbalance": "stages that take unequally long",

@@ -32,4 +32,4 @@ def toy_page(plan: Plan | None = None) -> PlanPage:
     plan = plan or toy_plan()
     proposals = [one for one in (plan.first, plan.baseline) if one is not None]
     steps = [(one, simulated(plan, one)) for one in proposals]
-    return PlanPage("toy on 2 ranks", plan, steps, "file costs.toml", [("Run:", "x")], "ppbench")
+    return PlanPage("toy on 2 ranks", plan, steps, "file costs.toml", [("Run", "x")], "ppbench")

@@ -15,12 +15,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ppbench.display.markup import fragment
 from ppbench.display.units import size, size_unit
 from ppbench.report.charts.forest import Scale
 from ppbench.report.charts.pareto import pareto_front
 
 _PADDING = 0.06  # of the range, on each side
 _MOST_TICKS = 5
+_HTML = """\
+<figure class="frontier" role="group" aria-label="Throughput against the memory of the fullest \
+rank: {{ picture.spots | length }} configurations">
+<div class="plot">
+<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">\
+<polyline points="{{ picture.line }}"/></svg>
+{% if picture.limit is not none %}<i class="limit" style="left: {{ picture.limit }}%">\
+<span>{{ picture.limit_text }}</span></i>{% endif %}
+{% for spot in picture.spots %}<i class="spot {{ spot.kind }}" style="left: {{ spot.left }}%; \
+bottom: {{ spot.bottom }}%" role="img" tabindex="0" aria-label="{{ spot.name }}: {{ spot.text }}">\
+<span class="label{{ " leftwards" if spot.left > 60 }}">{{ spot.name }}<br>{{ spot.text }}</span>\
+</i>
+{% endfor %}
+{% for place, text in picture.speed_ticks %}<i class="tick left" style="bottom: {{ place }}%" \
+aria-hidden="true">{{ text }}</i>{% endfor %}
+{% for place, text in picture.memory_ticks %}<i class="tick below" style="left: {{ place }}%" \
+aria-hidden="true">{{ text }}</i>{% endfor %}
+</div>
+<figcaption class="note"><span>{{ picture.memory_unit }}, fullest rank → tokens/s ↑</span>
+{% for kind, words in kinds.items() %}<span class="key"><i class="spot {{ kind }}"></i>{{ words }}\
+</span>
+{% endfor %}</figcaption>
+</figure>"""
+_KINDS = {
+    "chosen": "first choice",
+    "baseline": "1F1B",
+    "proposed": "next best",
+    "found": "for other memories",
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +60,7 @@ class Point:
     memory_bytes: int
     tokens_per_s: float
     name: str
-    kind: str  # "chosen", "baseline", "proposed" or "found": how the page draws it
+    kind: str  # of `_KINDS`: how the page draws it
 
 
 @dataclass(frozen=True)
@@ -47,6 +77,9 @@ class Frontier:
     memory_unit: str
     limit: float | None
     limit_text: str
+
+    def html(self) -> str:
+        return fragment(_HTML, picture=self, kinds=_KINDS)
 
 
 def frontier(points: Sequence[Point], limit_bytes: int | None) -> Frontier:

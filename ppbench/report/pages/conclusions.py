@@ -16,6 +16,7 @@ import pandas as pd
 
 from ppbench.cautions import Caution
 from ppbench.display.cases import ok_runs
+from ppbench.display.document import Text
 from ppbench.display.fields import figure
 from ppbench.display.units import (
     comparison,
@@ -41,6 +42,7 @@ from ppbench.report.pages.judgement import (
     axis_answer,
     saving_in_all,
 )
+from ppbench.report.pages.templates import macro
 
 MOST_SMALLER = 4  # cases along the front
 MOST_NAMED = 4  # cases by name
@@ -103,6 +105,29 @@ class Conclusions:
     notes: tuple[str, ...]  # what the answer counts and what it does not
     smaller: tuple[str, ...]  # cases that need less memory
     others: tuple[Sentence, ...]  # the answers of other groups
+
+    @property
+    def answers(self) -> list[str]:
+        """Which case to take, what would decide what is open, and the answers of other groups."""
+        said = self.sentence
+        texts = [said.text, said.advice, said.command, *(other.text for other in self.others)]
+        return [text for text in texts if text]
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What a report or the trials of a plan say first: the block of a document."""
+
+    conclusions: Conclusions
+
+    def terminal(self) -> str:
+        return Text(self.conclusions.answers).terminal()
+
+    def markdown(self) -> str:
+        return Text(self.conclusions.answers).markdown()
+
+    def html(self) -> str:
+        return macro("answer.html", "stated", self.conclusions)
 
 
 def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusions:

@@ -29,7 +29,7 @@ from ppbench.report.charts.history import (
     size_text,
 )
 from ppbench.report.pages.provenance import HISTORY, about_runs
-from ppbench.report.pages.templates import environment, page
+from ppbench.report.pages.templates import macro, page
 from ppbench.report.timeline.timelines import Timeline, timeline
 from ppbench.statistics.change_points import Step
 from ppbench.statistics.series import Point, Series, State
@@ -116,13 +116,12 @@ def render_history(store: Store, told: HistoryPage) -> str:
             ],
         ),
     ]
-    macros = vars(environment().get_template("parts.html").module)
     for number, series in enumerate(every, 1):
         name, own = f"series-{number}", f"History of {series.case}"
         details, of_commits = _details(name, series, told, embedded)
         parts: list[Block] = [
             Text(f"{series.machine} · {series.fingerprint}"),
-            Picture(of_page=macros["chart"](history_chart(series), own)),
+            Picture(of_page=macro("parts.html", "chart", history_chart(series), own)),
         ]
         if details:
             parts.append(replace(changes_table([series]), name=f"Changes, {own}", details=details))
@@ -257,7 +256,6 @@ def _details(
 ) -> tuple[list[Detail], list[Detail]]:
     """Return what the page opens below each change, and below each commit, as the tables are."""
     metric = told.metric
-    shown = vars(environment().get_template("parts.html").module)["shown_timeline"]
 
     def detail(
         key: object,
@@ -280,7 +278,8 @@ def _details(
         blocks += [Facts({key: text for key, text in facts.items() if text})]
         blocks += [Code(f"{text} {told.options}".rstrip(), what) for what, text in commands]
         if known:
-            drawn = shown(known[1], f"Timelines, {title}", known[0])
+            line = known[1], f"Timelines, {title}", known[0]
+            drawn = macro("parts.html", "shown_timeline", *line)
             blocks.append(Picture(of_page=drawn))
         return Detail(f"{name}-{key}", title, "\n".join(block.html() for block in blocks))
 

@@ -12,17 +12,21 @@ import pandas as pd
 
 from engine.plan.predict import TimedStep
 from engine.plan.spans import COLUMNS
-from ppbench.display.rows import as_records
-from ppbench.display.units import MISSING, NS_PER_MS, counted, milliseconds, percent, size
+from ppbench.display.document import Block, Code, Facts, Picture, Result, Section, Text
+from ppbench.display.rows import Rows, as_records
+from ppbench.display.tables import Detail, Table
+from ppbench.display.units import counted, milliseconds, percent, size
 from ppbench.planning.plan import Configuration, Plan, Proposal
-from ppbench.planning.words import pipeline_text, sentences_of
+from ppbench.planning.words import SHOWN, TRIED, pipeline_text, row_of, sentences_of
 from ppbench.report.charts.frontier import Frontier, Point, frontier
-from ppbench.report.pages.conclusions import Conclusions, Tile
+from ppbench.report.pages.conclusions import Conclusions, Stated, Tile
 from ppbench.report.pages.provenance import PLAN, About
 from ppbench.report.pages.strips import strips_of
-from ppbench.report.pages.templates import render
+from ppbench.report.pages.templates import macro
+from ppbench.report.pages.templates import page as page_of
 from ppbench.report.timeline.marks import Step
 
+_KIND = "A plan: predicted, not measured."
 MOST_SPANS = 200_000
 """Actions of a step that is drawn; of more, a strip would show nothing but stripes."""
 
@@ -42,9 +46,7 @@ class Trials:
     @property
     def answers(self) -> list[str]:
         """Which proposal to take, for each number of ranks, and what would decide what is open."""
-        said = self.conclusions.sentence
-        texts = [said.text, said.advice, said.command]
-        return [*filter(None, texts), *(other.text for other in self.conclusions.others)]
+        return self.conclusions.answers
 
     def as_dict(self) -> dict[str, object]:
         """The table and the answer, as JSON has them."""
@@ -66,16 +68,48 @@ class PlanPage:
     trials: Trials | None = None
 
 
-def render_plan(page: PlanPage) -> str:
-    """Return the page as HTML."""
-    plan, trials = page.plan, page.trials
+def document_of(plan: Plan, trials: Trials | None) -> tuple[Rows, list[Block]]:
+    """Return the rows of a plan, or of its trials, and what a terminal and a page say of it."""
     first, *others = sentences_of(plan, is_measured=trials is not None)
     proposals = list(plan.proposals)
-    baseline = plan.baseline
-    configurations = [proposal.configuration for proposal in proposals]
-    if baseline is not None and baseline.configuration not in configurations:
-        proposals.append(baseline)
-    best, request = plan.first, plan.request
+    if plan.baseline is not None and plan.baseline not in proposals:
+        proposals.append(plan.baseline)
+    rows = Rows.of_records([row_of(proposal) for proposal in proposals])
+    hidden = () if len(plan.request.ranks) > 1 else ("world_size",)
+    shown, tried = (
+        {name: column for name, column in columns.items() if name not in hidden}
+        for columns in (SHOWN, TRIED)
+    )
+    details = []
+    for number, one in enumerate(proposals):
+        facts = {"peak by rank": ", ".join(map(size, one.peak_bytes))}
+        html = f"{Text(pipeline_text(one.configuration)).html()}\n{Facts(facts).html()}"
+        details.append(Detail(f"stages-{number}", name_of(one.configuration), html))
+    table = Table(rows, shown, ("step_ns",), name="The best few", details=details)
+    predicted: list[Block] = [
+        Text(first, is_heading=trials is None),
+        Picture(of_page=_tiles(plan)),
+        *([Text(others)] if others else []),
+    ]
+    if trials is None:
+        return rows, [
+            Section("answer", "", predicted),
+            Section("proposals", "The best few", [table]),
+        ]
+    measured = Rows.of(trials.frame)
+    answer: list[Block] = [Stated(trials.conclusions), Text(trials.sentences)]
+    if trials.conclusions.notes:
+        answer.append(Section("", "", [Text(trials.conclusions.notes)], of_page=True))
+    return measured, [
+        Section("answer", "", [*answer, Table(measured, tried, name="Measured")]),
+        Section("predicted", "What was predicted", predicted),
+        Section("proposals", "The best few", [table]),
+    ]
+
+
+def _tiles(plan: Plan) -> str:
+    """The figures of the first choice beside those of 1F1B."""
+    best, baseline, limit = plan.first, plan.baseline, plan.request.memory_bytes
     rivals = ["", "", ""]
     if baseline is not None and baseline.configuration != best.configuration:
         rivals = [
@@ -83,71 +117,53 @@ def render_plan(page: PlanPage) -> str:
             f"1F1B {size(max(baseline.peak_bytes))}",
             f"1F1B {percent(baseline.bubble_fraction)}",
         ]
-    limit = "" if request.memory_bytes is None else f"of {size(request.memory_bytes)}"
+    of = "" if limit is None else f"of {size(limit)}"
     tiles = [
         Tile("tokens/s", f"{best.tokens_per_s:,.0f}", milliseconds(best.step_ns), rivals[0]),
-        Tile("peak memory, fullest rank", size(max(best.peak_bytes)), limit, rivals[1]),
+        Tile("peak memory, fullest rank", size(max(best.peak_bytes)), of, rivals[1]),
         Tile("bubble", percent(best.bubble_fraction), "", rivals[2]),
     ]
-    measured: dict[Configuration, str] = {}
-    if trials is not None:
-        for proposal, row in zip(trials.proposals, trials.frame.to_dict("records"), strict=True):
-            num = row["num_launches"]
-            measured[proposal.configuration] = (
-                f"{milliseconds(row['measured_step_ns'])} in {counted(num, 'launch')}"
-                if num
-                else "failed"
-            )
-    rows = []
-    for proposal in proposals:
-        ends = (f"{ns / NS_PER_MS:,.1f}" for ns in (proposal.step_low_ns, proposal.step_high_ns))
-        rows.append(
-            {
-                "name": name_of(proposal.configuration),
-                "details": pipeline_text(proposal.configuration),
-                "measured": measured.get(proposal.configuration, MISSING),
-                "step": f"{milliseconds(proposal.step_ns)} [{', '.join(ends)}]",
-                "tokens_per_s": f"{proposal.tokens_per_s:,.0f}",
-                "bubble": percent(proposal.bubble_fraction),
-                "peaks": ", ".join(map(size, proposal.peak_bytes)),
-                "is_baseline": proposal == baseline,
-            }
-        )
-    drawn = []
-    are_drawn = all(step.program.num_computations <= MOST_SPANS for _, step in page.steps)
-    for proposal, simulation in page.steps if are_drawn else ():
-        spans = pd.DataFrame(simulation.spans(), columns=list(COLUMNS))
-        name = name_of(proposal.configuration)
-        figures = f"{milliseconds(proposal.step_ns)}, bubble {percent(proposal.bubble_fraction)}"
-        drawn.append((name, Step(name, spans), figures))
+    return macro("answer.html", "tiled", tiles)
+
+
+def render_plan(page: PlanPage) -> str:
+    """Return the page as HTML: what a terminal says, with pictures and what to do next."""
+    plan, trials, request = page.plan, page.trials, page.plan.request
+    _, (*answers, proposals) = document_of(plan, trials)
+    frontier_html = _picture(plan).html()
+    heading = '<h2 class="small">{}</h2>'
+    pictures = [
+        f"<div>{heading.format('Throughput against memory, as predicted')}{frontier_html}</div>"
+    ]
+    if all(step.program.num_computations <= MOST_SPANS for _, step in page.steps):
+        drawn = []
+        for proposal, simulation in page.steps:
+            spans = pd.DataFrame(simulation.spans(), columns=list(COLUMNS))
+            name = name_of(proposal.configuration)
+            facts = f"{milliseconds(proposal.step_ns)}, bubble {percent(proposal.bubble_fraction)}"
+            drawn.append((name, Step(name, spans), facts))
+        if drawn:
+            strips = macro("answer.html", "small_timelines", strips_of(drawn), has_details=False)
+            pictures.append(f"<div>{heading.format('One step, as simulated')}{strips}</div>")
     batch = request.replicas * request.global_batch
-    replicas = f"{request.replicas}, which share by {request.sharding}"
     memory = "no limit" if request.memory_bytes is None else f"{size(request.memory_bytes)} each"
-    return render(
-        "plan.html",
-        title=page.title,
-        about=About(
-            kind=PLAN, title=page.title, answer=first if trials is None else trials.answers[0]
-        ),
-        trials=trials,
-        lead=first,
-        sentences=others,
-        tiles=tiles,
-        picture=_picture(plan),
-        strips=strips_of(drawn) if drawn else None,
-        rows=rows,
-        facts=[
-            ("costs", page.origin),
-            ("ranks", f"{' or '.join(map(str, request.ranks))}, {memory}"),
-            *([("replicas", replicas)] if request.replicas > 1 else []),
-            ("global batch", f"{batch} sequences of {request.seq_len} tokens"),
-            ("schedules", ", ".join(request.schedules)),
-            ("stages per rank", " or ".join(map(str, request.stages_per_rank))),
-            ("recompute", request.recompute),
-        ],
-        commands=page.commands,
-        command=page.command,
-    )
+    asked = {"costs": page.origin, "ranks": f"{' or '.join(map(str, request.ranks))}, {memory}"}
+    if request.replicas > 1:
+        asked["replicas"] = f"{request.replicas}, which share by {request.sharding}"
+    asked |= {
+        "global batch": f"{batch} sequences of {request.seq_len} tokens",
+        "schedules": ", ".join(request.schedules),
+        "stages per rank": " or ".join(map(str, request.stages_per_rank)),
+        "recompute": request.recompute,
+    }
+    drawn_html = f'<div class="pictures">{"".join(pictures)}</div>'
+    blocks = [*answers, Section("pictures", "", [Picture(of_page=drawn_html)]), proposals]
+    if page.commands:
+        blocks.append(Section("next", "Run it", [Code(cmd, text) for text, cmd in page.commands]))
+    blocks.append(Section("reproduce", "What was asked", [Facts(asked), Code(page.command)]))
+    first = sentences_of(plan)[0] if trials is None else trials.answers[0]
+    kind = "A plan, with the best proposals measured." if trials else _KIND
+    return page_of(Result(blocks), About(kind=PLAN, title=page.title, answer=first), kind)
 
 
 def _picture(plan: Plan) -> Frontier:

@@ -46,7 +46,7 @@ from ppbench.report.pages.tables import (
     idle_parts,
     summary,
 )
-from ppbench.report.pages.templates import Live, environment, listed, render, write_page
+from ppbench.report.pages.templates import Live, listed, macro, render, write_page
 from ppbench.report.scripts import Picture
 from ppbench.report.timeline.timelines import rivalry, timelines
 from ppbench.store import ReadOnce, Store
@@ -104,9 +104,12 @@ def render_report(
     parts = idle_parts(measured, axes)
     lines, line_groups = timelines(store, runs, axes)
     options = "".join(f" {shlex.quote(word)}" for word in option_words(results=store.folder))
-    detail = vars(environment().get_template("parts.html").module)["run_detail"]
     details = {
-        run: Detail(f"detail-{run}", f"Timeline of {line.name}", detail(line, run, options))
+        run: Detail(
+            f"detail-{run}",
+            f"Timeline of {line.name}",
+            macro("parts.html", "run_detail", line, run, options),
+        )
         for run, line in lines.items()
     }
     damaged = store.damaged  # after all reading of the store

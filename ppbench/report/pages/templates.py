@@ -88,6 +88,12 @@ def environment() -> jinja2.Environment:
     return made
 
 
+def macro(template: str, name: str, *values: object, **options: object) -> str:
+    """Return what a macro of a template writes of these values."""
+    module = environment().get_template(template).module
+    return str(vars(module)[name](*values, **options))
+
+
 def write_page(path: Path, text: str, option: str = "-o", assets: Assets = Assets.inline) -> None:
     """Write a page to a temporary file and rename it, so that readers never see half a page.
 

@@ -190,7 +190,7 @@ def test_measured_figures_lead_and_the_same_command_goes_on_with_what_is_stored(
     page = (folder / "plan.html").read_text()
     assert "predicted, not measured" not in page
     assert page.index("a single launch cannot decide it") < page.index("% faster than the best")
-    assert page.index("step, measured") < page.index("step, predicted")
+    assert page.index(">measured step") < page.index(">predicted step")
     runs = Store(folder / "results").runs(["run_id", "process_start"])
     assert len(runs) == 2
     assert len(set(runs["process_start"])) == 1  # in turns, in the same processes
