@@ -15,17 +15,17 @@ import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, Op
 from ppbench.display.cases import ok_runs
-from ppbench.display.colors import OP_COLORS, OP_WORDS
 from ppbench.display.units import counted, milliseconds, percent
 from ppbench.errors import StoreError, UsageError
 from ppbench.report.pages.judgement import Judgement
-from ppbench.report.timeline.marks import Step
+from ppbench.report.timeline.marks import Marks, Step
 from ppbench.report.timeline.timelines import steps_of
 from ppbench.store import Store
 
 WIDTH = 1000  # units of the drawing; a page stretches them to its own width
 _MOST_PX, _LEAST_PX, _TALLEST_PX = 28, 2, 112
 _INSET = 0.8  # units between two bars
+_WORK = {op.value for op in (*COMPUTE_OPS, Op.OPT)}
 _GRID = 0.5  # units; bars of an op that end in the same one are drawn as one
 
 
@@ -62,20 +62,22 @@ def strips_of(drawn: Sequence[tuple[str, Step, str]]) -> Strips:
     """Draw steps, measured or planned, below each other: the name of each, and its figures."""
     end_ns = max(step.end_ns for _, step, _ in drawn)
     made = []
-    words = {}
+    words: dict[str, str] = {}
     for name, step, facts in drawn:
         row_px = max(_LEAST_PX, min(_MOST_PX, _TALLEST_PX // step.num_ranks))
-        spans = step.spans[step.spans["op"].isin([op.value for op in (*COMPUTE_OPS, Op.OPT)])]
-        shapes = []
-        for op, color in OP_COLORS.items():
-            if len(own := spans[spans["op"] == op.value]):
-                path = _path(own, step.origin_ns, end_ns, row_px)
-                shapes.append({"color": color, "path": path})
-                words[color] = OP_WORDS[op]
-        ranks = counted(step.num_ranks, "rank")
-        label = f"One step of {name} on {ranks}: {milliseconds(step.end_ns)}"
-        height = row_px * step.num_ranks
-        strip = {"name": name, "facts": facts, "label": label, "height": height, "shapes": shapes}
+        computed = [marks for marks in step.marks if marks.kind.op in _WORK]
+        words |= {marks.kind.colors[0]: marks.kind.name for marks in computed}
+        strip = {
+            "name": name,
+            "facts": facts,
+            "label": f"One step of {name} on {counted(step.num_ranks, 'rank')}: "
+            f"{milliseconds(step.end_ns)}",
+            "height": row_px * step.num_ranks,
+            "shapes": [
+                {"color": marks.kind.colors[0], "path": _path(marks, end_ns, row_px)}
+                for marks in computed
+            ],
+        }
         made.append(strip)
     return Strips(made, milliseconds(end_ns), tuple(words.items()))
 
@@ -87,24 +89,20 @@ def median_run(runs: pd.DataFrame, case_id: str) -> pd.Series:
     return own.iloc[(own["tokens_per_s"].notna().sum() - 1) // 2]
 
 
-def _path(spans: pd.DataFrame, origin_ns: int, end_ns: int, row_px: int) -> str:
+def _path(marks: Marks, end_ns: int, row_px: int) -> str:
     """Return the outline of the bars of one op in the syntax of SVG, merged where they are tiny."""
+    scale = WIDTH / end_ns
+    begins, widths = ((times * scale).tolist() for times in (marks.begin_ns, marks.width_ns))
+    # Bars that begin in the grid cell in which the one before ends are joined, if either is tiny.
+    merged: list[tuple[int, float, float]] = []
+    for rank, start, width in zip(marks.row.tolist(), begins, widths, strict=True):
+        end = start + width
+        if merged and merged[-1][0] == rank and width < 2 * _GRID and start - merged[-1][2] < _GRID:
+            merged[-1] = rank, merged[-1][1], max(end, merged[-1][2])
+        else:
+            merged.append((rank, start, end))
     parts = []
-    for rank, own in spans.sort_values("start_ns", kind="stable").groupby("rank"):
-        starts, ends = (
-            ((own[column].to_numpy() - origin_ns) / end_ns * WIDTH).tolist()
-            for column in ("start_ns", "end_ns")
-        )
-        # Bars that begin in the grid cell in which the one before ends are joined, if either is
-        # tiny.
-        merged: list[tuple[float, float]] = []
-        for start, end in zip(starts, ends, strict=True):
-            if merged and end - start < 2 * _GRID and start - merged[-1][1] < _GRID:
-                merged[-1] = merged[-1][0], max(end, merged[-1][1])
-            else:
-                merged.append((start, end))
-        for start, end in merged:
-            width = max(end - start - (_INSET if end - start > 2 * _INSET else 0), 0.1)
-            top = int(str(rank)) * row_px
-            parts.append(f"M{start:.1f} {top}h{width:.1f}v{max(row_px - 1, 1)}h-{width:.1f}z")
+    for rank, start, end in merged:
+        width = max(end - start - (_INSET if end - start > 2 * _INSET else 0), 0.1)
+        parts.append(f"M{start:.1f} {rank * row_px}h{width:.1f}v{max(row_px - 1, 1)}h-{width:.1f}z")
     return "".join(parts)
