@@ -221,9 +221,11 @@ def step_in_a_row(
     Each rank begins a step when it has ended the one before. Of measured steps, `step_ns` tells
     whether they did: after a pause, a step is not as long as from the end of the one before.
     """
-    own = _of_slowest(spans[spans["step"] == number])
-    before, after = number - 1, number + 1
-    edges = _edges(spans, list(names))
+    own, edges = spans[spans["step"] == number], _edges(spans, list(names))
+    begin_ns, slowest = int(compute_spans(own)["start_ns"].min()), 0
+    if own["replica"].any():
+        own = own.assign(waiting_ns=own["waiting_ns"].fillna(waiting_ns(own)))
+        begin_ns, slowest = int(step_starts(own).min()), slowest_replica(own)
 
     def follows(step: int) -> bool:
         if not {step - 1, step} <= set(edges) or (edges[step - 1][1] > edges[step][0]).any():
@@ -231,33 +233,37 @@ def step_in_a_row(
         lasted = edges[step][1] - edges[step - 1][1]
         return step_ns is None or bool(lasted.sum() // lasted.size == step_ns.get(step))
 
-    has_before, has_after = follows(number), follows(after)
-    if not (has_before or has_after):
-        return own
-    begins, ends = edges[number]
-    period_ns = None
-    windows = {number: (np.minimum(begins, own.origin_ns), ends)}
-    if has_before:
-        windows = {before: edges[before], number: (edges[before][1], ends)}
-        period_ns = round(float((ends - edges[before][1]).mean()))
-    if has_after:
-        windows[after] = ends, edges[after][1]
+    period_ns, windows = None, {}
+    has_before, has_after = follows(number), follows(number + 1)
+    if has_before or has_after:
+        begins, ends = edges[number]
+        windows[number] = np.minimum(begins, begin_ns), ends
+        if has_before:
+            before_ns = edges[number - 1][1]
+            windows |= {number - 1: edges[number - 1], number: (before_ns, ends)}
+            period_ns = round(float((ends - before_ns).mean()))
+        if has_after:
+            windows[number + 1] = ends, edges[number + 1][1]
 
-    def of_replica(step: Step) -> Step:
-        """Return a step of a replica with those of it that are beside it."""
-        in_row = {}
-        for each, (begin_ns, end_ns) in windows.items():
-            is_own = spans["step"].eq(each) & spans["replica"].eq(step.replica)
-            in_row[each] = replace(
-                step if each == number else Step("", spans[is_own], replica=step.replica),
-                begin_ns=own.origin_ns,
-                windows_ns=(begin_ns[step.replica], end_ns[step.replica]),
-                name=names[each],
+    def of_replica(replica: int) -> Step:
+        """Return the step of a replica with those of it that are beside it."""
+        found = {
+            each: Step(
+                "",
+                rows[rows["replica"] == replica],
+                replica=replica,
+                begin_ns=begin_ns,
+                windows_ns=tuple(edge[replica] for edge in windows[each]) if windows else None,
+                name=names[each] if windows else "",
             )
-        middle = in_row.pop(number)
-        return replace(middle, beside=tuple(in_row.values()), period_ns=period_ns)
+            for each in sorted(windows) or [number]
+            for rows in [own if each == number else spans[spans["step"] == each]]
+        }
+        step = found.pop(number)
+        return replace(step, beside=tuple(found.values()), period_ns=period_ns)
 
-    return replace(of_replica(own), others=tuple(map(of_replica, own.others)))
+    others = [int(replica) for replica in sorted(own["replica"].unique()) if replica != slowest]
+    return replace(of_replica(slowest), others=tuple(map(of_replica, others)))
 
 
 def _edges(spans: pd.DataFrame, steps: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
@@ -277,20 +283,6 @@ def _edges(spans: pd.DataFrame, steps: Sequence[int]) -> dict[int, tuple[Ints, I
             np.maximum.at(ends, (replica, rank), end_ns)
             edges[number] = begins, ends
     return edges
-
-
-def _of_slowest(spans: pd.DataFrame) -> Step:
-    """Return a step of the replica that takes the most time of its own, and of the others."""
-    if not spans["replica"].any():
-        return Step("", spans)
-    spans = spans.assign(waiting_ns=spans["waiting_ns"].fillna(waiting_ns(spans)))
-    begin_ns = int(step_starts(spans).min())
-    by_replica = {
-        int(str(number)): Step("", own, replica=int(str(number)), begin_ns=begin_ns)
-        for number, own in spans.groupby("replica")
-    }
-    slowest = by_replica.pop(slowest_replica(spans))
-    return replace(slowest, others=tuple(by_replica.values()))
 
 
 def _drawn_of_failed(store: Store, run: pd.Series, name: str) -> _Drawn:
