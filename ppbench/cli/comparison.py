@@ -32,7 +32,7 @@ from ppbench.display.changes import (
 from ppbench.display.commands import LAUNCHES, repeated
 from ppbench.display.commands import command as repeatable
 from ppbench.display.document import Block, Code, Facts, Fold, Result, Section, Text
-from ppbench.display.fields import field_of, number, words
+from ppbench.display.fields import Field, field_of
 from ppbench.display.rows import Rows, Written
 from ppbench.display.tables import Table
 from ppbench.display.units import MISSING, MS, counted, percent
@@ -44,15 +44,15 @@ from ppbench.report.pages.templates import page
 
 _COLUMNS = ("case", "fingerprint", "figure", "base", "head", "change_text", "verdict")
 _FOR_PEOPLE = ("figure", "change_text", "launches", "allowed", "gate", "stated")
-_LABELS = {"stated": words("stated"), "outcome": words("outcome")}
+_LABELS = {"stated": Field("stated"), "outcome": Field("outcome")}
 _DETAILS = ["case", "metric", "fingerprint", "p", "resolution", "within", "num_base", "num_head"]
 _SPANS = {
-    "spans": words("spans"),
-    "op": words("op"),
-    "base": number("base", "", MS),
-    "head": number("head", "", MS),
-    "change_text": words("change", is_number=True),
-    "per_step": number("per step", "", MS),
+    "spans": Field("spans"),
+    "op": Field("op"),
+    "base": Field("base", "", MS),
+    "head": Field("head", "", MS),
+    "change_text": Field("change", is_number=True),
+    "per_step": Field("per step", "", MS),
 }
 _ABOUT_SPANS = (
     "Median times of single actions, launch by launch: only differences that are significant and "
@@ -352,7 +352,7 @@ def _table(
     pairs = {(line.series.base_value, line.series.head_value) for line in lines}
     if not is_commit and len(pairs) == 1:
         for name, value in zip(("base", "head"), *pairs, strict=True):
-            shown[name] = words(axis_text(axis, value), is_number=True)
+            shown[name] = Field(axis_text(axis, value), is_number=True)
     essential = ["case", "figure", "change_text", extra[-1] if extra else "verdict"]
     return rows, Table(rows, shown, essential, grouped="case")
 

@@ -20,7 +20,7 @@ from ppbench.cli.options import RESULTS, Run, StoredResults, check_exists
 from ppbench.config.case import Case
 from ppbench.console import note
 from ppbench.display.document import Block, Code, Facts, Result, Text
-from ppbench.display.fields import OF_REPLICAS, Direction, field_of, figure, words
+from ppbench.display.fields import OF_REPLICAS, Direction, Field, field_of, figure
 from ppbench.display.replicas import folded, folding_note
 from ppbench.display.rows import AS_IT_IS, Record, Rows, View, as_records
 from ppbench.display.tables import Table
@@ -75,15 +75,8 @@ STEP_COLUMNS = [
 ]
 NO_FIGURES = ("load_window_s", "clock_offset_ns")
 NUMBERS = (
-    "TINYINT",
-    "SMALLINT",
-    "INTEGER",
-    "BIGINT",
-    "HUGEINT",
-    "UBIGINT",
-    "FLOAT",
-    "DOUBLE",
-    "DECIMAL",
+    *("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UBIGINT"),
+    *("FLOAT", "DOUBLE", "DECIMAL"),
 )
 """Types of SQL whose columns are aligned as numbers; so are decimal ones."""
 _REMEDY = "--table with --columns shows them, and --format json all"
@@ -162,7 +155,7 @@ def query(
     kinds, values = Store(results).query(text)
     rows = Rows(list(kinds), [tuple(map(_plain, row)) for row in values])
     fields = {
-        name: words(name, is_number=kind.partition("(")[0] in NUMBERS)
+        name: Field(name, is_number=kind.partition("(")[0] in NUMBERS)
         for name, kind in kinds.items()
     }
     return Result([Table(rows, fields, list(fields))], rows)

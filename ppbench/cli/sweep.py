@@ -104,8 +104,6 @@ def sweep(
         return _sweep_elsewhere(launcher, read, options, results, choice, is_dry_run=dry_run)
     if dry_run:
         return cases_of(read, choice)
-    import dataclasses
-
     from ppbench.config.kinds import seconds_of
     from ppbench.run.sweep.control import note_sweep_file, run_sweep
     from ppbench.run.sweep.progress import display_for
@@ -201,8 +199,6 @@ def sweep(
 
 def cases_of(read: Sweep, choice: Choice) -> Result:
     """The chosen cases, none of them run."""
-    import dataclasses
-
     from ppbench.config.feasibility import notes_on_sources
     from ppbench.run.sweep.control import note_sweep_file
     from ppbench.run.sweep.plan import planned_cases

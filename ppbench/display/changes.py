@@ -17,20 +17,18 @@ BY_COMMIT = "so the order of actions or the host between them did"
 """Why only idle time changed between two commits."""
 BY_AXIS = "not the time of any action"
 """The same between two values of a setting."""
-_PER = {
-    Kind.compute: "per microbatch",
-    Kind.optimizer: "per step",
-    Kind.transfer: "per message",
-    Kind.collective: "each",
-    Kind.waiting: "per step",
+_WORDS = {
+    Kind.compute: ("per microbatch", "compute of stage {place}", "compute of all stages"),
+    Kind.optimizer: ("per step", "optimizer of rank {place}", "optimizer of all ranks"),
+    Kind.transfer: (
+        "per message",
+        "transfer from stage {place} to {target}",
+        "transfers between all stages",
+    ),
+    Kind.collective: ("each", "collectives of stage {place}", "collectives of all stages"),
+    Kind.waiting: ("per step", "waiting of rank {place}", "waiting of all ranks"),
 }
-_EVERYWHERE = {
-    Kind.compute: "compute of all stages",
-    Kind.optimizer: "optimizer of all ranks",
-    Kind.transfer: "transfers between all stages",
-    Kind.collective: "collectives of all stages",
-    Kind.waiting: "waiting of all ranks",
-}
+"""Of each kind of span: what its time is of, its name at a place, and its name everywhere."""
 _MOST_NAMED = 6
 _MANY_TIMES = 2  # from which on a change is a factor, no percentage
 _SPEEDS = (TOKENS_PER_S, MS)  # units of figures that are faster or slower
@@ -145,7 +143,7 @@ def _cause_sentences(causes: Sequence[Moved], verb: str) -> list[str]:
     for key in sorted(groups, key=lambda key: -abs(totals_ns[key])):
         kind, place, _ = key
         is_everywhere = place == EVERYWHERE
-        per, times = f" {_PER[Kind.waiting if is_everywhere else kind]}", list[str]()
+        per, times = f" {_WORDS[Kind.waiting if is_everywhere else kind][0]}", list[str]()
         for part in groups[key]:
             base, head = ms_text(part.change.base), ms_text(part.change.head)
             op = f"{part.of.op} " if part.of.op else ""
@@ -159,19 +157,10 @@ def _cause_sentences(causes: Sequence[Moved], verb: str) -> list[str]:
 
 
 def span_name(part: Moved) -> str:
+    _, here, everywhere = _WORDS[part.of.kind]
     if part.of.place == EVERYWHERE:
-        return _EVERYWHERE[part.of.kind]
-    match part.of.kind:
-        case Kind.compute:
-            return f"compute of stage {part.of.place}"
-        case Kind.optimizer:
-            return f"optimizer of rank {part.of.place}"
-        case Kind.transfer:
-            return f"transfer from stage {part.of.place} to {part.of.target}"
-        case Kind.collective:
-            return f"collectives of stage {part.of.place}"
-        case Kind.waiting:
-            return f"waiting of rank {part.of.place}"
+        return everywhere
+    return here.format(place=part.of.place, target=part.of.target)
 
 
 def ms_text(duration_ns: float | None) -> str:

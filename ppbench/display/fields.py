@@ -23,20 +23,22 @@ class Direction(Enum):
     neither = ""
 
 
-higher, lower, neither = Direction
-
-
 @dataclass(frozen=True)
 class Field:
     """How a column is shown. Without digits its values are written as they are."""
 
     label: str
-    unit: Unit = NO_UNIT
     digits: str = ""
-    direction: Direction = neither
+    unit: Unit = NO_UNIT
+    direction: Direction = Direction.neither
     meaning: str = ""
     is_number: bool = False
+    """Whether it is aligned like numbers, as one with digits or a unit is."""
     shorten: Callable[[object], str] = str
+
+    def __post_init__(self) -> None:
+        is_number = self.is_number or bool(self.digits) or self.unit is not NO_UNIT
+        object.__setattr__(self, "is_number", is_number)
 
     @property
     def heading(self) -> str:
@@ -57,28 +59,6 @@ class Field:
         if not self.digits:
             return written(value, ",.5g")
         return written(value, self.digits, self.unit.name, self.unit.factor)
-
-
-def words(
-    label: str,
-    meaning: str = "",
-    *,
-    shorten: Callable[[object], str] = str,
-    is_number: bool = False,
-) -> Field:
-    """Return the field of a column of text; `is_number` aligns it like one."""
-    return Field(label, meaning=meaning, shorten=shorten, is_number=is_number)
-
-
-def number(
-    label: str,
-    digits: str,
-    unit: Unit = NO_UNIT,
-    direction: Direction = neither,
-    meaning: str = "",
-) -> Field:
-    """Return the field of a figure."""
-    return Field(label, unit, digits, direction, meaning, is_number=True)
 
 
 def _first(length: int) -> Callable[[object], str]:
@@ -106,8 +86,8 @@ _EVERY = [*reversed(_STORED), *(column for columns in COMPUTED.values() for colu
 FIELDS = {
     column.name: Field(
         column.heading,
-        UNITS[column.unit],
         column.digits,
+        UNITS[column.unit],
         Direction(column.better),
         column.meaning,
         column.is_number,
@@ -136,7 +116,7 @@ CIRCUMSTANCES = (*SETTINGS, "sweep_name", "status", "commit", "fingerprint", "cr
 
 def field_of(column: str) -> Field:
     """Return the column's field; a column without one is text, headed by its name."""
-    return FIELDS.get(column) or words(column.replace("_", " "))
+    return FIELDS.get(column) or Field(column.replace("_", " "))
 
 
 def figure(column: str, value: object) -> str:

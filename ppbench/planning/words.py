@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.plan.program import loop_placement
-from ppbench.display.fields import Field, field_of, number
+from ppbench.display.fields import Field, field_of
 from ppbench.display.units import MEBIBYTES, MS, PERCENT, counted, milliseconds, percent, size
 from ppbench.planning.plan import AUTO, Configuration, Plan, Proposal
 
 SHOWN: dict[str, Field] = {
     **{name: field_of(name) for name in ("schedule", "world_size", "stages_per_rank")},
-    "microbatch_size": number("microbatch size", ".0f"),
-    "recomputed_stages": number("stages recomputed", ".0f"),
+    "microbatch_size": Field("microbatch size", ".0f"),
+    "recomputed_stages": Field("stages recomputed", ".0f"),
     "step_ns": field_of("step_ns"),
-    "step_low_ns": number("low", ",.1f", MS),
-    "step_high_ns": number("high", ",.1f", MS),
+    "step_low_ns": Field("low", ",.1f", MS),
+    "step_high_ns": Field("high", ",.1f", MS),
     "tokens_per_s": field_of("tokens_per_s"),
     "bubble_fraction": field_of("bubble_fraction"),
-    "peak_memory_bytes": number("peak", ",.1f", MEBIBYTES),
+    "peak_memory_bytes": Field("peak", ",.1f", MEBIBYTES),
 }
 """The columns of the table that people see; the number of ranks if a plan has several."""
 TRIED: dict[str, Field] = {
     **{name: field_of(name) for name in ("schedule", "world_size", "stages_per_rank")},
-    "microbatch_size": number("microbatch size", ".0f"),
-    "measured_step_ns": number("measured step", ",.1f", MS),
-    "measured_low_ns": number("low", ",.1f", MS),
-    "measured_high_ns": number("high", ",.1f", MS),
-    "num_launches": number("launches", ".0f"),
-    "predicted_step_ns": number("predicted step", ",.1f", MS),
-    "step_error": number("error", "+.1f", PERCENT),
-    "measured_peak_bytes": number("measured peak", ",.1f", MEBIBYTES),
-    "predicted_peak_bytes": number("predicted peak", ",.1f", MEBIBYTES),
+    "microbatch_size": Field("microbatch size", ".0f"),
+    "measured_step_ns": Field("measured step", ",.1f", MS),
+    "measured_low_ns": Field("low", ",.1f", MS),
+    "measured_high_ns": Field("high", ",.1f", MS),
+    "num_launches": Field("launches", ".0f"),
+    "predicted_step_ns": Field("predicted step", ",.1f", MS),
+    "step_error": Field("error", "+.1f", PERCENT),
+    "measured_peak_bytes": Field("measured peak", ",.1f", MEBIBYTES),
+    "predicted_peak_bytes": Field("predicted peak", ",.1f", MEBIBYTES),
 }
 """The columns of the table of proposals that were measured."""
 CAUSES = {

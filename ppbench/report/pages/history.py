@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from ppbench.display.changes import discount_text
 from ppbench.display.document import Block, Code, Facts, Fold, Picture, Result, Section, Text
-from ppbench.display.fields import field_of, figure, words
+from ppbench.display.fields import Field, field_of, figure
 from ppbench.display.rows import Rows, Written
 from ppbench.display.tables import ALL_IN_MARKDOWN, Detail, Table
 from ppbench.display.units import counted
@@ -222,7 +222,7 @@ def _commits_table(series: Series) -> Table:
         }
         for place, point in reversed([*enumerate(series.points)])
     ]
-    value = words(field_of(name).label, is_number=True)
+    value = Field(field_of(name).label, is_number=True)
     fields = {column: value if column == "value" else field_of(column) for column in COMMITS}
     return Table(Rows.of_records(rows), fields)
 

@@ -15,7 +15,7 @@ from ppbench.config.case import UNKNOWN
 from ppbench.config.kinds import VARIABLE
 from ppbench.display.cases import INTERVAL, Axes, Row, case_text, cautions_of
 from ppbench.display.explanation import OF_REPLICAS, PART_NAMES, with_parts
-from ppbench.display.fields import field_of, words
+from ppbench.display.fields import Field, field_of
 from ppbench.display.replicas import MOST_ROWS
 from ppbench.display.rows import Rows, Written
 from ppbench.display.tables import Detail, Table
@@ -120,7 +120,7 @@ def cautioned(runs: pd.DataFrame, axes: Axes) -> list[dict[str, object]]:
 
 
 _NONE = Written(None, MISSING)
-_INTERVAL = words("95 %", "interval of the median over the run's own steps", is_number=True)
+_INTERVAL = Field("95 %", meaning="interval of the median over the run's own steps", is_number=True)
 
 
 def _value(run: Row, column: str) -> object:
