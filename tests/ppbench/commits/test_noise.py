@@ -1,4 +1,4 @@
-"""What is said of stored launches: none of these tests starts a rank."""
+"""What is said of stored launches: one of these tests starts ranks."""
 
 from __future__ import annotations
 
@@ -129,6 +129,7 @@ def test_the_drift_between_sessions_stands_beside_the_noise_of_launches(tree):
     assert row["deviation"] < 0.004 < 0.02 < row["drift"] < 0.04
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_budget_that_is_too_short_for_one_launch_is_refused_and_what_was_made_is_kept(tree):
     file, sha = tree
     with pytest.raises(UsageError, match=r"--budget: 0:00 is too short for one round; the first"):
