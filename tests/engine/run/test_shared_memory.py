@@ -3,12 +3,12 @@
 import functools
 import gc
 import os
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from pipeline import config
+from processes import wait_until
 from ranks import Alone, Ranks
 
 from engine.model.stage_module import TensorSpec
@@ -155,14 +155,17 @@ def exchange_with_who_dies(rank, folder, dier):
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
     assert fabric.transport == "memory"
     channel, _ = opened(fabric)
+    other = fabric.gather_objects(os.getpid(), (0, 1))[1 - rank]
+    (folder / f"ready-{rank}").touch()
+    wait_until((folder / f"ready-{1 - rank}").exists)  # a rank that died earlier ends the meeting
     if rank == dier:
         os._exit(9)
     with pytest.raises(TransferError) as lost:
         if rank == 1:
             channel.post(receive(0), LONGEST)
             channel.take(receive(0))
-        for number in range(8):
-            time.sleep(0.5)
+        wait_until(lambda: not Path(f"/proc/{other}").exists())  # none of its threads is left
+        for number in range(NUM):
             channel.send(send(number), message_of(number, 4))
     return str(lost.value)
 
