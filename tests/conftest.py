@@ -22,19 +22,24 @@ hypothesis.settings.load_profile("unhurried")
 os.environ.pop("COLUMNS", None)  # text for a pipe is as wide as it is, unless a test says so
 os.unsetenv("COLUMNS")  # readline, which pytest imports, sets it for processes alone
 LONGEST = (
-    "test_real_repository",
-    "test_supervisor",
     "test_failures",
-    "test_cli",
-    "test_runtimes",
+    "test_real_repository",
     "test_recorded_outputs",
-    "test_nodes",
     "test_verification",
+    "test_pages",
+    "test_traces",
+    "test_timeline_in_browser",
+    "test_sequence",
+    "test_solver",
+    "test_gate",
+    "test_trials",
+    "test_across",
+    "test_nodes",
+    "test_saved",
+    "test_cli",
     "test_process",
     "test_awkward_models",
-    "test_fuzzed_sweeps",
-    "test_not_finite",
-    "test_timeline_in_browser",
+    "test_replicated",
 )
 """Files that take longest. Begun last, one would go on alone when all is done."""
 
