@@ -208,6 +208,18 @@ def test_launches_of_another_day_or_code_or_alone_do_not_count(repository, chang
     assert "(16.7 %)" in outcome.text  # one of six: nothing is known
 
 
+def test_a_commit_that_was_measured_while_no_other_was_is_not_compared(repository):
+    """A machine that has become slower since the good commit was measured is no bad commit."""
+    folder, shas = repository
+    file = sweep_in(folder, SWEEP)
+    for number, (sha, speeds) in enumerate(zip(shas, USUAL, strict=True)):
+        add_line(file, {sha: speeds}, **{**now(), "process_start": f"start {number}"})
+    outcome = asked(repository, file)
+    assert outcome.exit_code == 3
+    assert "first bad commit" not in outcome.text
+    assert "(16.7 %)" in outcome.text  # one of six: nothing is known
+
+
 def test_to_be_altogether_sure_is_refused(repository):
     with pytest.raises(UsageError, match="expected 50% or more, and less than 100%"):
         asked(repository, sweep_in(repository[0]), Format.table, "--confidence", "100%")
