@@ -115,14 +115,6 @@ def test_the_parts_of_every_bubble_add_up_to_the_nanosecond(swept):
         }  # fmt: skip
 
 
-def test_report_and_timeline_write_the_file_they_are_told_to(swept):
-    folder, _ = swept
-    for command in (["report", "last"], ["timeline", "last"]):
-        target = folder / "out" / f"{len(command)}{command[0]}.html"
-        assert inside(*command, "-o", str(target), folder=folder).strip() == str(target)
-        assert "Plotly" in target.read_text()
-
-
 def test_a_dry_run_lists_the_cases_and_writes_nothing(tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
     arguments = ("sweep", "tiny.toml", "--dry-run", "--format", "json")
