@@ -96,7 +96,7 @@ from pathlib import Path
 import sys
 from benchmarks import timeline
 spans = timeline._random_step(int(sys.argv[2]))
-timeline.write_plan(Path(sys.argv[1]), spans, title="1f1b", subtitle="", facts=[])
+timeline.write_plan(Path(sys.argv[1]), spans, title="1f1b", subtitle="", facts={})
 """
 
 
@@ -113,7 +113,7 @@ def main() -> None:
     before = f"the page of {settings.before}" if settings.before else ""
     with tempfile.TemporaryDirectory() as name:
         pages = {ours: Path(name) / "ours.html", theirs: Path(name) / "express.html"}
-        write_plan(pages[ours], spans, title="1f1b", subtitle="", facts=[])
+        write_plan(pages[ours], spans, title="1f1b", subtitle="", facts={})
         _write_express(pages[theirs], spans.head(settings.express_spans))
         if before:
             pages[before] = Path(name) / "before.html"

@@ -89,9 +89,10 @@ def reporting(
     It is there once the sweep is planned, when `on_page` is called. If the sweep is stopped, it is
     written a last time, of the cases that have ended; without any, it is removed.
     """
+    from ppbench.display.document import Code, Result, Section
     from ppbench.report.pages.provenance import REPORT, About
     from ppbench.report.pages.report import render_report
-    from ppbench.report.pages.templates import Live, render, write_page
+    from ppbench.report.pages.templates import Live, page, write_page
     from ppbench.run.sweep.plan import runs_of
     from ppbench.store import newest_of
 
@@ -113,7 +114,8 @@ def reporting(
             text = render_report(store, runs, **facts, assets=assets, live=live)
         else:
             about = About(kind=REPORT, title=read.name)
-            text = render("waiting.html", title=read.name, command=command, about=about, live=live)
+            waiting = Result([Section("reproduce", "Command", [Code(command)])])
+            text = page(waiting, about, "No case has ended yet.", live=live)
         write_page(path, text, "--reports", assets)
 
     def write_live(run_ids: Sequence[str], done: str) -> None:

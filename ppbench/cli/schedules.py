@@ -139,11 +139,11 @@ def draw(
             prediction.frame_in_a_row,
             title=f"{program.schedule}, planned",
             subtitle=f"planned by simulation, not measured · {shape_text(prediction)}",
-            facts=[
-                *figures.items(),
-                ("placement of stages", str(prediction.shape()["placement"])),
-                ("source", schedule.source if schedule else "the file"),
-            ],
+            facts={
+                **figures,
+                "placement of stages": str(prediction.shape()["placement"]),
+                "source": schedule.source if schedule else "the file",
+            },
         )
 
     title = f"{program.schedule}: {shape_text(prediction)}"

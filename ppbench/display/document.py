@@ -186,6 +186,8 @@ class Section:
     heading: str
     blocks: Sequence[Block]
     of_page: bool = False
+    kind: str = ""
+    """What the style sheet calls it."""
 
     def terminal(self) -> str:
         return "" if self.of_page else _joined([one.terminal() for one in self.blocks])
@@ -194,8 +196,11 @@ class Section:
         return "" if self.of_page else _joined([one.markdown() for one in self.blocks])
 
     def html(self) -> str:
-        template = '<section id="{{ name }}">{% if heading %}\n<h2>{{ heading }}</h2>{% endif %}'
-        head = fragment(template, name=self.name, heading=self.heading)
+        template = (
+            '<section{% if name %} id="{{ name }}"{% endif %}{% if kind %} class="{{ kind }}"'
+            "{% endif %}>{% if heading %}\n<h2>{{ heading }}</h2>{% endif %}"
+        )
+        head = fragment(template, name=self.name, kind=self.kind, heading=self.heading)
         return "\n".join([head, *(one.html() for one in self.blocks), "</section>"])
 
 

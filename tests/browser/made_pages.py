@@ -18,12 +18,13 @@ from ppbench.cli.comparison import compared, page_of
 from ppbench.commits.comparison import compare
 from ppbench.commits.series import history
 from ppbench.config.case import Case
+from ppbench.display.document import Code, Result
 from ppbench.display.metrics import METRICS
 from ppbench.report.pages.history import HistoryPage, render_history
 from ppbench.report.pages.plan import render_plan
 from ppbench.report.pages.provenance import REPORT, About
 from ppbench.report.pages.report import write_report
-from ppbench.report.pages.templates import Live, render, write_index, write_page
+from ppbench.report.pages.templates import Live, page, write_index, write_page
 from ppbench.report.pages.timeline import write_timeline
 from ppbench.store import Store
 
@@ -172,7 +173,7 @@ def planned_page(folder: Path) -> Path:
 def waiting_page(folder: Path) -> Path:
     """A sweep of which no case has ended."""
     live, about = Live("0 cases", "10:00:00"), About(kind=REPORT, title="demo")
-    text = render("waiting.html", title="demo", command="ppbench", about=about, live=live)
+    text = page(Result([Code("ppbench")]), about, "No case has ended yet.", live=live)
     write_page(folder / "page.html", text)
     return folder / "page.html"
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 from pandas.api.types import is_bool, is_number
 
 from ppbench.cautions import Caution
 from ppbench.config.case import UNKNOWN
 from ppbench.config.kinds import VARIABLE
 from ppbench.display.cases import INTERVAL, Axes, Row, case_text, cautions_of
+from ppbench.display.document import Block, Fold
 from ppbench.display.explanation import OF_REPLICAS, PART_NAMES, with_parts
 from ppbench.display.fields import Field, field_of
 from ppbench.display.replicas import MOST_ROWS
@@ -181,15 +183,6 @@ def place_of(value: object) -> float | None:
 
 
 @dataclass(frozen=True)
-class Flight:
-    """A table of what each rank was doing when it was last seen."""
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    others: tuple[tuple[str, ...], ...]  # of the other replicas of a large job
-
-
-@dataclass(frozen=True)
 class Failure:
     """A failed run: its headline and its full error."""
 
@@ -200,7 +193,7 @@ class Failure:
     rank: str  # `rank 1`; empty if it is unknown or in the headline
     headline: str
     error: str  # empty if the headline says it all
-    flight: Flight | None
+    flight: str  # what its ranks were doing, as HTML
 
 
 def failures(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Failure]:
@@ -219,7 +212,7 @@ def failures(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Failure]:
                 "" if rank in headline else rank,
                 headline,
                 error if error != headline else "",
-                flight_of(store, run),
+                Markup("\n".join(block.html() for block in flight_of(store, run))),  # noqa: S704
             )
         )
     return failed
@@ -249,23 +242,30 @@ def failure_counts(runs: pd.DataFrame) -> str:
     return f"{len(failed)} of {counted(len(runs), 'run')} failed: {by_status}."
 
 
-def flight_of(store: Store, run: pd.Series) -> Flight | None:
-    """Return what a run's ranks were doing; None if there is no record."""
+def flight_of(store: Store, run: pd.Series) -> list[Block]:
+    """Return what a run's ranks were doing when they were last seen; empty without a record.
+
+    Of a large job the replica that failed comes first.
+    """
     table = store.table("flight", [run["run_id"]])
     if table.empty:
-        return None
+        return []
     texts = in_words(table)
     own = pd.Series(data=True, index=texts.index)
     if len(texts) > MOST_ROWS and "replica" in texts:
         own = texts["replica"].eq(failed_replica(table))
-
-    def rows(is_in: pd.Series) -> tuple[tuple[str, ...], ...]:
-        return tuple(
-            tuple(
-                MISSING if is_missing(value) or value is pd.NA else field_of(str(name)).cell(value)
-                for name, value in row.items()
-            )
-            for row in texts[is_in].to_dict("records")
+    rows = [
+        Rows.of_records(
+            [
+                {str(name): _NONE if is_missing(value) else value for name, value in row.items()}
+                for row in texts[is_in].to_dict("records")
+            ]
         )
-
-    return Flight(tuple(field_of(str(name)).heading for name in texts), rows(own), rows(~own))
+        for is_in in (own, ~own)
+    ]
+    name = f"What each rank was doing, run {run['run_id']}"
+    blocks: list[Block] = [Table(rows[0], name=name)]
+    if rows[1].cells:
+        others = [Table(rows[1], name=f"{name}, other replicas")]
+        blocks.append(Fold(f"{len(rows[1].cells)} ranks of the other replicas", others))
+    return blocks

@@ -26,12 +26,24 @@ from markupsafe import Markup
 
 from ppbench.console import note
 from ppbench.display.commands import from_anywhere
-from ppbench.display.document import Result
+from ppbench.display.document import Result, Section, Text
+from ppbench.display.fields import words
 from ppbench.display.formats import Assets
-from ppbench.display.units import counted
+from ppbench.display.rows import Rows, Written
+from ppbench.display.tables import Table
+from ppbench.display.units import MISSING, counted
 from ppbench.errors import StoreError, UsageError
 from ppbench.files import whole_file
-from ppbench.report.pages.provenance import INDEX, About, read_about
+from ppbench.report.pages.provenance import (
+    COMPARISON,
+    HISTORY,
+    INDEX,
+    PLAN,
+    REPORT,
+    TIMELINE,
+    About,
+    read_about,
+)
 from ppbench.report.scripts import (
     check_shareable,
     library,
@@ -64,12 +76,13 @@ def page(
     subtitle: str = "",
     *,
     template: str = "plain.html",
+    assets: Assets = Assets.inline,
     **values: object,
 ) -> str:
     """Return the document of a command as a page of its own; the plain one has no chart."""
     content = Markup(result.html())  # noqa: S704 - the blocks escape what others wrote
     facts = {"title": about.title, "about": about, "subtitle": subtitle, "content": content}
-    return render(template, assets=Assets.inline, **facts, **values)
+    return render(template, assets=assets, **facts, **values)
 
 
 @cache
@@ -108,6 +121,18 @@ def write_page(path: Path, text: str, option: str = "-o", assets: Assets = Asset
 
 
 NAME = "index.html"
+_LISTED = {
+    REPORT: (
+        "Reports",
+        ("report", "file", "measured", "cases", "runs", "failed", "answer", "commit"),
+    ),
+    COMPARISON: ("Comparisons", ("comparison", "file", "measured", "cases", "runs", "commit")),
+    PLAN: ("Plans", ("plan", "file", "answer")),
+    HISTORY: ("Over commits", ("history", "file", "measured", "cases", "runs", "newest commit")),
+    TIMELINE: ("Timelines", ("timeline", "measured", "commit")),
+}
+"""The heading of the pages of a kind, and what is shown of each."""
+_COUNTS = ("cases", "runs", "failed")
 
 
 @dataclass(frozen=True)
@@ -169,10 +194,35 @@ def update_index(folder: Path) -> None:
 def render_index(folder: Path) -> str:
     """Return the index as HTML: the pages by their kind, each newest first."""
     kinds: dict[str, list[Entry]] = defaultdict(list)
-    for page in entries(folder):
-        kinds[page.about.kind].append(page)
-    about = About(kind=INDEX, title="Reports")
-    return render("index.html", title="Reports", about=about, kinds=kinds)
+    for entry in entries(folder):
+        kinds[entry.about.kind].append(entry)
+    sections = []
+    for kind, (heading, columns) in _LISTED.items():
+        rows = []
+        for entry in kinds[kind]:
+            about = entry.about
+            extent = f" ({entry.extent})" if entry.is_repeated and kind == REPORT else ""
+            commit = about.commit or MISSING
+            rows.append(
+                {
+                    columns[0]: Written(about.title, about.title + extent, f"./{entry.address}"),
+                    "file": entry.name,
+                    "measured": about.measured[:16] or "planned",
+                    "cases": about.num_cases,
+                    "runs": about.num_runs,
+                    "failed": about.num_failures,
+                    "answer": about.answer or MISSING,
+                    "commit": commit,
+                    "newest commit": commit,
+                }
+            )
+        fields = {name: words(name, is_number=name in _COUNTS) for name in columns}
+        table = Table(Rows.of_records(rows), fields, name=heading)
+        none = Text("None yet; `ppbench sweep FILE` writes one.")
+        if rows or kind == REPORT:
+            sections.append(Section(kind, heading, [table if rows else none]))
+    subtitle = "Every report in this folder, newest first. Times are UTC."
+    return page(Result(sections), About(kind=INDEX, title="Reports"), subtitle)
 
 
 def entries(folder: Path) -> list[Entry]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.display.cases import Axes, case_text, cautions_of, varying_axes
+from ppbench.display.document import Block, Code, Facts, Picture, Result, Section, Text
 from ppbench.display.fields import figure
 from ppbench.display.formats import Assets
 from ppbench.display.units import (
@@ -22,17 +24,17 @@ from ppbench.display.units import (
     written,
 )
 from ppbench.errors import shortened
-from ppbench.report.charts.canvas import Drawing
 from ppbench.report.charts.levels import memory_over_time
 from ppbench.report.pages.provenance import CLIPPED, TIMELINE, About, about_runs
 from ppbench.report.pages.tables import flight_of
-from ppbench.report.pages.templates import listed, render, write_page
-from ppbench.report.timeline.timelines import planned, timeline
+from ppbench.report.pages.templates import listed, macro, page, write_page
+from ppbench.report.timeline.timelines import Timeline, planned, timeline
 from ppbench.store import Store
 
-Facts = list[tuple[str, str]]
-_SECTION: dict[str, object] = {"name": "", "explanation": "", "flight": None, "error": ""}
-"""The page says this of a run beside its facts; only a failed run has a flight and an error."""
+_ABOUT_MEMORY = (
+    "Bytes allocated to tensors on each rank during an additional step that is not timed, since "
+    "recording allocations slows it down. Dashed lines are the peaks predicted from the program."
+)
 
 
 def write_timeline(
@@ -52,51 +54,79 @@ def write_timeline(
     rows, names = [run for _, run in runs.iterrows()], run_names(runs)
     line = timeline(store, rows, names, choice=choice, has_plan=has_plan)
     texts = dict(zip(line.run_ids, line.explanations, strict=True))
-    sections: list[dict[str, object]] = []
-    memories: list[tuple[str, Drawing]] = []
+    sections: list[Section] = []
+    memories: list[Section] = []
+    has_flight = False
     for name, run in zip(names, rows, strict=True):
         run_id = str(run["run_id"])
-        section: dict[str, object]
-        workload = [("model", str(run["model_preset"])), ("device", str(run["device"]))]
+        workload = {"model": str(run["model_preset"]), "device": str(run["device"])}
+        blocks: list[Block] = []
+        heading = name
         if run["status"] == "ok":
-            facts = [
-                ("throughput", figure("tokens_per_s", run["tokens_per_s"])),
-                ("step", milliseconds(run["step_ns"])),
-                ("bubble", percent(run["bubble_fraction"])),
-                ("theory", percent(run["bubble_fraction_theory"])),
-                ("peak memory", size(run["peak_memory_bytes"])),
-                ("held microbatches", held(run)),
-                *workload,
-                ("cautions", ", ".join(cautions_of(run)) or "none"),
-                ("run", run_id),
-            ]
-            section = {"name": name, "explanation": texts.get(run_id, ""), "facts": facts}
+            facts = {
+                "throughput": figure("tokens_per_s", run["tokens_per_s"]),
+                "step": milliseconds(run["step_ns"]),
+                "bubble": percent(run["bubble_fraction"]),
+                "theory": percent(run["bubble_fraction_theory"]),
+                "peak memory": size(run["peak_memory_bytes"]),
+                "held microbatches": held(run),
+                **workload,
+                "cautions": ", ".join(cautions_of(run)) or "none",
+            }
+            blocks += [Text(text)] if (text := texts.get(run_id, "")) else []
         else:
-            facts = [
-                ("status", str(run["status"])),
-                ("at rank", written(run["error_rank"], ".0f")),
-                ("try", written(run["attempt"], ".0f")),
-                *workload,
-                ("run", run_id),
-            ]
-            error = "" if is_missing(run["error"]) else str(run["error"]).strip()
-            flight, heading = flight_of(store, run), f"{name}: {run['status']}"
-            section = {"name": heading, "facts": facts, "flight": flight, "error": error}
-        sections.append({**_SECTION, **section})
+            facts = {
+                "status": str(run["status"]),
+                "at rank": written(run["error_rank"], ".0f"),
+                "try": written(run["attempt"], ".0f"),
+                **workload,
+            }
+            heading = f"{name}: {run['status']}"
+            if flight := flight_of(store, run):
+                has_flight = True
+                blocks.append(Section("", "What each rank was doing", flight))
+            if not is_missing(run["error"]):
+                blocks.append(Section("", "Error", [Code(str(run["error"]).strip())]))
+        blocks.append(Facts({**facts, "run": run_id}))
+        sections.append(Section("", heading if len(rows) > 1 else "", blocks, kind="run"))
         levels = store.table("memory", [run_id])
         if not levels.empty:
-            memories.append((name, memory_over_time(levels, store.table("ranks", [run_id]))))
-    text = render(
-        "timeline.html",
+            drawing = memory_over_time(levels, store.table("ranks", [run_id]))
+            chart = macro("parts.html", "panels", drawing, f"Memory over a step of {name}")
+            drawn: list[Block] = [Text(_ABOUT_MEMORY), Picture(of_page=chart)]
+            memories.append(Section("", f"Memory, {name}", drawn, kind="memory"))
+    if len(memories) == 1:
+        memories = [dataclasses.replace(memories[0], heading="Memory")]
+    damaged = store.damaged  # after all reading of the store
+    first = [Section("damaged", "Damaged files", [Text([*damaged], "Left out")])] if damaged else []
+    text = _page_of(
+        line,
+        [*first, _drawn(line, has_flight=has_flight), *sections, *memories],
+        about_runs(TIMELINE, line.name, runs),
         assets=assets,
-        title=line.name,
-        about=about_runs(TIMELINE, line.name, runs),
-        timeline=line,
-        runs=sections,
-        memories=memories,
-        damaged=store.damaged,  # after all reading of the store
+        has_charts=bool(memories),
     )
     write_page(path, text, assets=assets)
+
+
+def _drawn(line: Timeline, *, has_flight: bool = False) -> Section:
+    """The timeline, and how to read it."""
+    drawn = macro("parts.html", "shown_timeline", line, f"Timeline of {line.name}", "timeline")
+    note = macro("parts.html", "timeline_reading", line, has_flight)
+    picture = Picture(of_page=f"{drawn}\n{macro('parts.html', 'timeline_meta', line, 'timeline')}")
+    return Section("", "", [picture, Picture(of_page=note)], kind="timeline timeline-page")
+
+
+def _page_of(
+    line: Timeline,
+    blocks: Sequence[Block],
+    about: About,
+    *,
+    assets: Assets = Assets.inline,
+    has_charts: bool = False,
+) -> str:
+    rest = {"timeline": line, "has_charts": has_charts}
+    return page(Result(blocks), about, line.facts, template="timeline.html", assets=assets, **rest)
 
 
 def timeline_of_runs(
@@ -135,18 +165,15 @@ def run_names(runs: pd.DataFrame) -> list[str]:
     return [f"{text}, {run_id}" if again else text for text, run_id, again in named]
 
 
-def write_plan(path: Path, spans: pd.DataFrame, *, title: str, subtitle: str, facts: Facts) -> None:
+def write_plan(
+    path: Path, spans: pd.DataFrame, *, title: str, subtitle: str, facts: Mapping[str, str]
+) -> None:
     """Write a page with the Gantt chart of a simulated step.
 
     Raises StoreError if the file cannot be written.
     """
-    page = render(
-        "timeline.html",
-        title=title,
-        about=About(TIMELINE, shortened(title, CLIPPED)),
-        timeline=planned(spans, title, subtitle),
-        runs=[{**_SECTION, "facts": facts}],
-        memories=[],
-        damaged=[],
+    line = planned(spans, title, subtitle)
+    blocks = [_drawn(line), Section("", "", [Facts(facts)], kind="run")]
+    write_page(
+        path, _page_of(line, blocks, About(TIMELINE, shortened(title, CLIPPED))), option="-o"
     )
-    write_page(path, page, option="-o")

@@ -13,9 +13,11 @@ from stored_runs import NASTY, run_row
 
 from ppbench.config.case import Case
 from ppbench.console import print_notes
+from ppbench.display.document import Result
 from ppbench.report.pages.provenance import About, about_report, read_about
 from ppbench.report.pages.report import report_runs
-from ppbench.report.pages.templates import entries, render, render_index, write_index
+from ppbench.report.pages.templates import entries, render_index, write_index
+from ppbench.report.pages.templates import page as page_of
 from ppbench.report.pages.timeline import timeline_of_runs
 from ppbench.store import Store
 
@@ -23,7 +25,7 @@ from ppbench.store import Store
 def page(path: Path, about: About | None = None, **changes) -> Path:
     """A page without content that says of itself what a report does."""
     told = {"kind": "report", "title": "demo", "measured": "2026-01-01 00:00:00", **changes}
-    html = render("waiting.html", title="x", about=about or About(**told), command="")
+    html = page_of(Result(), about or About(**told))
     path.write_text(html, encoding="utf-8")
     return path
 
@@ -36,15 +38,15 @@ def test_reports_are_listed_newest_first_and_timelines_by_themselves(tmp_path: P
     page(tmp_path / "line.html", title="line", kind="timeline", measured="2026-03-01 00:00:00")
     index = Page(render_index(tmp_path))
     assert index.links() == ["./new.html", "./old.html", "./line.html"]
-    assert index.cells[:5] == ["new new.html", "2026-02-01 00:00", "3", "7", "0"]
+    assert index.cells[:6] == ["new", "new.html", "2026-02-01 00:00", "3", "7", "0"]
 
 
 def test_reports_of_one_title_are_told_apart(tmp_path: Path) -> None:
     for name, num_runs, commit in (("a", 3, "abc"), ("b", 9, "def")):
         page(tmp_path / f"{name}.html", num_cases=3, num_runs=num_runs, commit=commit)
     cells = Page(render_index(tmp_path)).cells
-    assert cells[0] == "demo (3 cases, 3 runs, commit abc) a.html"
-    assert cells[7] == "demo (3 cases, 9 runs, commit def) b.html"
+    assert cells[0] == "demo (3 cases, 3 runs, commit abc)"
+    assert cells[8] == "demo (3 cases, 9 runs, commit def)"
 
 
 def test_what_a_report_says_of_itself_is_read_from_its_top_alone(demo: Store) -> None:
@@ -79,7 +81,7 @@ def test_titles_errors_and_file_names_with_markup_are_text(tmp_path: Path) -> No
     nasty = {"title": NASTY, "answer": NASTY, "commit": NASTY, "measured": NASTY}
     page(tmp_path / "a <b>&\"' ü?#.html", **nasty)
     index = Page(render_index(tmp_path))
-    assert index.cells[0] == f"{NASTY} a <b>&\"' ü?#.html"
+    assert index.cells[:2] == [NASTY, "a <b>&\"' ü?#.html"]
     assert "b" not in dict(index.tags)
     assert len(index.scripts) == 1
     assert index.links() == ["./a%20%3Cb%3E%26%22%27%20%C3%BC%3F%23.html"]

@@ -290,8 +290,12 @@ def test_of_many_replicas_the_one_that_failed_is_listed_and_the_others_below(tmp
     every.loc[(every["replica"] == 7) & (every["rank"] == 1), "process"] = "stopped"
     rewrite(store, store.runs().iloc[0], {"flight": every})
     found = flight_of(store, store.runs().iloc[0])
-    assert [row[:2] for row in found.rows] == [("7", "0"), ("7", "1")]
-    assert len(found.others) == 22
+    table, others = found
+    places = [table.rows.columns.index(name) for name in ("replica", "rank")]
+    assert [tuple(str(row[n]) for n in places) for row in table.rows.cells] == [
+        ("7", "0"), ("7", "1"),
+    ]  # fmt: skip
+    assert len(others.blocks[0].rows.cells) == 22
     text = render(store)
     assert "22 ranks of the other replicas" in text
     assert "failed at rank 1 · replica 7" in text
