@@ -26,8 +26,8 @@ from markupsafe import Markup
 
 from ppbench.console import note
 from ppbench.display.commands import from_anywhere
-from ppbench.display.document import Result, Section, Text
-from ppbench.display.fields import words
+from ppbench.display.document import Block, Result, Section, Text
+from ppbench.display.fields import Field
 from ppbench.display.formats import Assets
 from ppbench.display.rows import Rows, Written
 from ppbench.display.tables import Table
@@ -196,7 +196,7 @@ def render_index(folder: Path) -> str:
     kinds: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries(folder):
         kinds[entry.about.kind].append(entry)
-    sections = []
+    sections: list[Block] = []
     for kind, (heading, columns) in _LISTED.items():
         rows = []
         for entry in kinds[kind]:
@@ -216,13 +216,13 @@ def render_index(folder: Path) -> str:
                     "newest commit": commit,
                 }
             )
-        fields = {name: words(name, is_number=name in _COUNTS) for name in columns}
+        fields = {name: Field(name, is_number=name in _COUNTS) for name in columns}
         table = Table(Rows.of_records(rows), fields, name=heading)
-        none = Text("None yet; `ppbench sweep FILE` writes one.")
-        if rows or kind == REPORT:
-            sections.append(Section(kind, heading, [table if rows else none]))
+        if rows:
+            sections.append(Section(kind, heading, [table]))
     subtitle = "Every report in this folder, newest first. Times are UTC."
-    return page(Result(sections), About(kind=INDEX, title="Reports"), subtitle)
+    none: list[Block] = [Text("None yet; ppbench sweep FILE writes one.")]
+    return page(Result(sections or none), About(kind=INDEX, title="Reports"), subtitle)
 
 
 def entries(folder: Path) -> list[Entry]:
