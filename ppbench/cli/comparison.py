@@ -410,8 +410,8 @@ def _origin(comparison: Comparison, command: str) -> Iterator[Block]:
     """On what the runs were measured, and the command that writes the page again."""
     runs = _runs(comparison)
     if not runs.empty:
-        about: list[Block] = [Facts(dict(facts)) for facts in environments(runs)]
-        blocks: list[Block] = [Fold("Environment", about), Code(command, language="sh")]
+        about = Fold("Environment", environments(runs))
+        blocks: list[Block] = [about, Code(command, language="sh")]
         yield Section("reproduce", "Environment and reproduction", blocks, of_page=True)
 
 

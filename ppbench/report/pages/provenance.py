@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ppbench.display.document import Facts
 from ppbench.display.units import MISSING, counted, is_missing, size
 from ppbench.errors import shortened
 from ppbench.results import NOT_VERIFIED
@@ -49,7 +50,7 @@ def common(runs: pd.DataFrame, column: str) -> str:
     return str(values[0]) if len(values) == 1 else ""
 
 
-def environments(runs: pd.DataFrame) -> list[list[tuple[str, str]]]:
+def environments(runs: pd.DataFrame) -> list[Facts]:
     """Return the facts of each distinct environment and commit, in the order of the runs."""
     found = []
     distinct = runs.drop_duplicates(["fingerprint", "environment", "commit", "branch", "is_dirty"])
@@ -58,32 +59,30 @@ def environments(runs: pd.DataFrame) -> list[list[tuple[str, str]]]:
         details: dict[str, object] = {}
         with contextlib.suppress(ValueError):  # the file may have been edited
             details = {} if is_missing(text) else json.loads(str(text))
-        facts = [
-            (
-                name.removesuffix("_bytes").replace("_", " "),
-                size(value) if name.endswith("_bytes") else plain_text(value),
+        facts = {
+            name.removesuffix("_bytes").replace("_", " "): (
+                size(value) if name.endswith("_bytes") else plain_text(value)
             )
             for name, value in details.items()
-        ]
-        found.append(
-            [
-                ("commit", commit_text(run)),
-                ("fingerprint", plain_text(run["fingerprint"])),
-                ("ppbench", plain_text(run["ppbench_version"])),
-                *((name, text) for name, text in facts if text != MISSING),
-            ]
-        )
+        }
+        first = {
+            "commit": commit_text(run),
+            "fingerprint": plain_text(run["fingerprint"]),
+            "ppbench": plain_text(run["ppbench_version"]),
+        }
+        known = {name: text for name, text in facts.items() if text != MISSING}
+        found.append(Facts({**first, **known}))
     return found
 
 
-def verifications(runs: pd.DataFrame) -> list[tuple[str, str]]:
+def verifications(runs: pd.DataFrame) -> list[str]:
     """Return how many runs were verified in which way, or why they were not."""
     texts = runs["verified"].fillna(NOT_VERIFIED)
     counts = []
     for how, some in runs.groupby(texts, sort=False):
         known = some["verified_difference"].dropna()
         worst = "" if known.empty else f"; largest difference {known.max():.1e}"
-        counts.append((counted(len(some), "run"), f"{how}{worst}"))
+        counts.append(f"{counted(len(some), 'run')}: {how}{worst}")
     return counts
 
 

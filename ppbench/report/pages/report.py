@@ -12,6 +12,7 @@ from markupsafe import Markup
 from ppbench.display.cases import case_text, ok_runs, varying_axes
 from ppbench.display.commands import command as command_of
 from ppbench.display.commands import option_words
+from ppbench.display.document import Block, Code, Section, Text
 from ppbench.display.explanation import headline, what_if, with_parts
 from ppbench.display.formats import Assets
 from ppbench.display.metrics import METRICS
@@ -113,6 +114,15 @@ def render_report(
         for run, line in lines.items()
     }
     damaged = store.damaged  # after all reading of the store
+    missing = Section("damaged", "Damaged files", [Text(damaged, "Left out")])
+    reproduce: list[Block] = [
+        *environments(runs),
+        Text(verifications(runs), "Verified"),
+        Code(command, "Command"),
+    ]
+    if sweep_text is not None:
+        named = " ".join(filter(None, ["Sweep file", common(runs, "sweep_file")]))
+        reproduce.append(Code(sweep_text, named))
     sections = [
         ("answer", "Answer", True),
         ("pairs", "Pair by pair", pairs),
@@ -132,8 +142,6 @@ def render_report(
         "report.html",
         assets=assets,
         title=title,
-        command=command,
-        sweep_text=sweep_text,
         live=live,
         about=about_report(title, runs, conclusions.sentence.text),
         subtitle=origin(runs),
@@ -143,7 +151,7 @@ def render_report(
         measures_peak=any(str(peak).startswith("measured") for peak in peaks),
         pictures={"front": front, "strips": small},
         pairs=Markup(pairs),  # noqa: S704 - escaped where it was made
-        damaged=damaged,
+        damaged=missing if damaged else None,
         filters=filters(runs, axes),
         cases=case_list(runs, axes),
         cautions=cautions,
@@ -164,9 +172,7 @@ def render_report(
         cases_of=dict(zip(runs["run_id"], runs["case_id"], strict=True)),
         names={run["run_id"]: case_text(run, axes) for run in runs.to_dict("records")},
         bubbles=bubbles(measured, axes),
-        environments=environments(runs),
-        verifications=verifications(runs),
-        sweep_file=common(runs, "sweep_file"),
+        reproduce=Section("reproduce", "Environment and reproduction", reproduce),
     )
 
 
