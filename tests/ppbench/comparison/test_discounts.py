@@ -102,7 +102,7 @@ def test_the_page_of_a_comparison_names_the_discounted_launch(store, tmp_path):
     printed("compare", BASE[:8], HEAD[:8], "--results", store.folder, "-o", page)
     text = page.read_text()
     assert "launch 3 of head" in text
-    assert "5 and 5 launches, 1 discounted" in text
+    assert "5, 5 (1 discounted)" in text
 
 
 def test_a_history_leaves_out_a_launch_beside_a_slow_reference_and_names_it(store):
