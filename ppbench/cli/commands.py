@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ppbench.errors import UsageError, nearest
+
 if TYPE_CHECKING:
     from ppbench.display.document import Result
 
@@ -78,9 +80,16 @@ def answer(command: str, *arguments: object, **options: object) -> Result:
     """Return the answer of a command; a notebook shows it as the command would.
 
     `answer("simulate", "all", ranks=4, microbatches=8)`
+
+    Raises UsageError if there is no such command.
     """
-    name, _, below = command.partition(" ")
-    (entry,) = (entry for entry in COMMANDS if entry.name == name)
-    module = importlib.import_module(f"ppbench.cli.{entry.module}")
-    found: Result = getattr(module, entry.functions[below]).answer(*arguments, **options)
-    return found
+    known = {
+        f"{entry.name} {below}".strip(): (entry.module, function)
+        for entry in COMMANDS
+        for below, function in entry.functions.items()
+    }
+    if command not in known:
+        raise UsageError(f'unknown command "{command}"{nearest(command, known)}')
+    module, function = known[command]
+    found = getattr(importlib.import_module(f"ppbench.cli.{module}"), function)
+    return found.answer(*arguments, **options)  # type: ignore[no-any-return]

@@ -48,6 +48,8 @@ def test_a_notebook_shows_the_answer_of_a_command(demo: Store, capsys) -> None:
         *demo.runs(["schedule"])["schedule"]
     ]
     assert "<table" in listed._repr_html_()
+    with pytest.raises(UsageError, match='unknown command "compar"; did you mean "compare"'):
+        ppbench.answer("compar")
     drawn = ppbench.answer("schedules draw", "1f1b", ranks=2, microbatches=3)
     assert "rank 0  F0 F1 .  .  B0" in drawn._repr_html_()
     assert capsys.readouterr().out == ""
