@@ -13,10 +13,12 @@ the file. The declarations are read as text, so that the help of all commands im
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from ppbench.errors import UsageError, nearest
 
@@ -92,4 +94,16 @@ def answer(command: str, *arguments: object, **options: object) -> Result:
         raise UsageError(f'unknown command "{command}"{nearest(command, known)}')
     module, function = known[command]
     found = getattr(importlib.import_module(f"ppbench.cli.{module}"), function)
-    return found.answer(*arguments, **options)  # type: ignore[no-any-return]
+    bound = inspect.signature(found.answer, eval_str=True).bind(*arguments, **options)
+    for key, value in bound.arguments.items():  # a path may be given as text, as in a shell
+        kind = bound.signature.parameters[key].annotation
+        if isinstance(value, str) and Path in {*_types_in(kind)}:
+            bound.arguments[key] = Path(value)
+    return found.answer(*bound.args, **bound.kwargs)  # type: ignore[no-any-return]
+
+
+def _types_in(annotation: object) -> Iterator[object]:
+    """Yield the types that an annotation such as `Annotated[Path | None, ...]` is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _types_in(part)

@@ -24,6 +24,7 @@ from ppbench.cli.options import (
     going_on,
     until_of,
 )
+from ppbench.display.commands import command
 from ppbench.display.document import Result
 from ppbench.errors import UsageError
 
@@ -108,7 +109,15 @@ def compare(
             progress=progress,
         )
 
-    answer = compared(result)
+    again = command(
+        *("compare", *words),
+        across=across,
+        base=base_value,
+        all_pairs=all_pairs,
+        metric=metrics,
+        results=results,
+    )
+    answer = compared(result, again)
 
     def write(path: Path) -> None:
         from ppbench.report.pages.templates import listed, write_page

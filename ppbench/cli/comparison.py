@@ -64,8 +64,11 @@ Judged = tuple[Line, Values, Values]
 """A line, its raw figures, and further cells that people see."""
 
 
-def compared(comparison: Comparison) -> Result:
-    """The answer of `ppbench compare`, of two sides or of cases along a setting."""
+def compared(comparison: Comparison, command: str) -> Result:
+    """The answer of `ppbench compare`, of two sides or of cases along a setting.
+
+    `command` compares the same launches again.
+    """
     why = NOTHING
     if comparison.axis != COMMIT:
         why = f"no two cases differ in {key_of(comparison.axis)} alone"
@@ -79,7 +82,7 @@ def compared(comparison: Comparison) -> Result:
         Section("figures", "Figures", [table]) if judged else Text(f"nothing to compare: {why}"),
         *_moved(comparison),
         *_notes(comparison),
-        *_origin(comparison, typed_command()),
+        *_origin(comparison, command),
     ]
     is_answered = comparison.has_verdict and not comparison.is_open
     return Result(
@@ -317,7 +320,7 @@ def _table(
         discounts = [one.values() for one in line.discounted]
         also = f" ({len(discounts)} discounted)" if discounts else ""
         tested = change.difference if metric.in_points else change.ratio
-        by = None if tested is None else tested.estimate
+        by = None if tested is None else tested.estimate - (0 if metric.in_points else 1)
         counts = f"{change.num_base}, {change.num_head}{also}"
         records.append(
             {
@@ -383,7 +386,10 @@ def _moved(comparison: Comparison) -> Iterator[Block]:
                 "op": moved.of.op or MISSING,
                 "base": Written(moved.change.base, ms_text(moved.change.base)),
                 "head": Written(moved.change.head, ms_text(moved.change.head)),
-                "change_text": change_text(DURATION, moved.change),
+                "change_text": Written(
+                    moved.change.ratio and moved.change.ratio.estimate - 1,
+                    change_text(DURATION, moved.change),
+                ),
                 "per_step": Written(moved.contribution_ns, f"{moved.contribution_ns / 1e6:+z,.2f}"),
             }
             for moved in part.moved
@@ -396,14 +402,18 @@ def _moved(comparison: Comparison) -> Iterator[Block]:
         if rows:
             spans = Fold(
                 f"{counted(len(rows), 'kind')} of spans",
-                [Text(_ABOUT_SPANS), Table(Rows.of_records(rows), _SPANS, name=title), *drawn],
+                [
+                    Text(_ABOUT_SPANS, is_note=True),
+                    Table(Rows.of_records(rows), _SPANS, name=title),
+                    *drawn,
+                ],
             )
             drawn = [spans]
         why = BY_COMMIT if is_commit else BY_AXIS
         blocks += _section(title, moved_sentences(part.moved, why))
         blocks += [Section("", "", drawn, of_page=True)] if drawn else []
     if blocks:
-        yield Section("moved", "", blocks)
+        yield Section("moved", "What moved", blocks)
 
 
 def _origin(comparison: Comparison, command: str) -> Iterator[Block]:

@@ -6,6 +6,7 @@ A command that answers with a `Result` is declared with `answers`. Nothing else 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import sys
@@ -20,7 +21,7 @@ from ppbench.cli.browser import open_page
 from ppbench.cli.declare import option
 from ppbench.cli.options import with_options
 from ppbench.console import note
-from ppbench.display.document import Code, Result, render
+from ppbench.display.document import Code, Result, render, seen_blocks
 from ppbench.display.formats import Format
 from ppbench.display.rows import AS_IT_IS, Record, View
 from ppbench.files import check_suffix, is_stream, write_file
@@ -113,7 +114,7 @@ def emit(
     output = output or result.page
     if output is not None:
         asides.append(_written(result, view, output))
-    if text:
+    if text and not result.is_printed:
         print(text)
     if how is Format.csv:
         for line in result.notes:
@@ -136,7 +137,8 @@ def _written(result: Result, view: View, output: Path) -> str:
         from ppbench.report.pages.provenance import ANSWER, About
         from ppbench.report.pages.templates import page, write_page
 
-        write_page(output, page(result, About(ANSWER, output.stem)))
+        seen = dataclasses.replace(result, blocks=seen_blocks(result, view))
+        write_page(output, page(seen, About(ANSWER, output.stem)))
     return f"page: {output}"
 
 
@@ -144,5 +146,5 @@ def file_written(path: Path) -> Result:
     """The answer of a command that wrote a file: where it is, unless others read it right now."""
     if is_stream(path):
         note(str(path))
-        return Result()
+        return Result(is_printed=True)
     return Result([Code(str(path))], Record({"path": str(path)}), key="")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from ppbench.cli.commands import COMPARE
 from ppbench.cli.declare import option
@@ -17,11 +17,6 @@ from ppbench.display.document import Block, Result, Text
 from ppbench.display.rows import Rows
 from ppbench.display.units import counted
 from ppbench.errors import ExitCode
-
-if TYPE_CHECKING:
-    pass
-
-_SHORT = 9
 
 
 @answers("history", COMPARE, 3)
@@ -41,6 +36,7 @@ def history(
 ) -> Result:
     """Show a metric over commits: levels per case and machine, and what changed them."""
     from ppbench.commits.series import history as read_history
+    from ppbench.report.charts.history import SHORT
     from ppbench.report.pages.history import (
         HistoryPage,
         backfill_command,
@@ -68,7 +64,7 @@ def history(
     for number, series in enumerate(result.series, 1):  # pages say it beside the change
         for step in series.changes.steps:
             if backfill := backfill_command(series, step):
-                first = series.points[step.first].commit[:_SHORT]
+                first = series.points[step.first].commit[:SHORT]
                 commits = counted(step.num_commits, "commit")
                 name = f"series {number}: " if len(result.series) > 1 else ""
                 text = (

@@ -21,7 +21,7 @@ from ppbench.cli.options import (
     Sharding,
     StagesPerRank,
 )
-from ppbench.display.document import Block, Code, Facts, Result, Text
+from ppbench.display.document import Block, Facts, Result, Text
 from ppbench.display.rows import Record, Rows, Written
 from ppbench.display.tables import Table
 from ppbench.display.units import counted
@@ -294,7 +294,8 @@ def export(
     program = with_transfers(written, posting, num_ahead) if with_communication else written
     text = to_csv(with_sharding(program, written, sharding))
     if str(output) == STANDARD_OUTPUT:
-        return Result([Code(text.rstrip("\n"))])
+        print(text.rstrip("\n"))
+        return Result(is_printed=True)
     with whole_file(output, "-o") as file:
         file.write(text.encode())
     return file_written(output)

@@ -50,6 +50,8 @@ class Text:
     is_foreign: bool = False
     """Others wrote it, as a commit's subject: in markdown it is code."""
     is_heading: bool = False
+    is_note: bool = False
+    """A page shows it in small letters."""
 
     @property
     def _lines(self) -> Sequence[str]:
@@ -77,7 +79,7 @@ class Text:
                 "<ul>{% for line in lines %}<li>{{ line }}</li>{% endfor %}</ul>"
             )
             return fragment(template, title=self.title, lines=self._lines)
-        lead = ' class="lead"' if self.is_heading else ""
+        lead = ' class="lead"' if self.is_heading else ' class="note"' if self.is_note else ""
         return "\n".join(fragment(f"<p{lead}>{{{{ l }}}}</p>", l=line) for line in self._lines)
 
 
@@ -152,7 +154,8 @@ class Code:
             "{% if title %}<p>{{ title }}:</p>\n{% endif %}"
             '<div class="copyable"><pre>{{ text }}</pre></div>'
         )
-        return fragment(template, title=self.title, text=from_anywhere(self.text))
+        text = self.text if "\n" in self.text else from_anywhere(self.text)
+        return fragment(template, title=self.title, text=text)
 
 
 @dataclass(frozen=True)
@@ -249,12 +252,28 @@ class Result:
     """Where the page is written if no other place is asked for."""
     is_opened: bool = False
     """Whether the page is shown in the browser."""
+    is_printed: bool = False
+    """Whether standard output has what was asked for already, so that nothing follows."""
 
     def html(self) -> str:
         """The document as a part of a page."""
         return "\n".join(block.html() for block in self.blocks)
 
-    _repr_html_ = html
+    def _repr_html_(self) -> str:
+        """The document in a notebook, without what the style and the scripts of a page draw."""
+
+        def kept(blocks: Sequence[Block]) -> list[Block]:
+            seen: list[Block] = []
+            for one in blocks:
+                if isinstance(one, Section):
+                    seen += [] if one.of_page else [replace(one, blocks=kept(one.blocks))]
+                elif isinstance(one, Table):
+                    seen.append(replace(one, details=()))
+                elif not isinstance(one, Picture) or one.text:
+                    seen.append(one)
+            return seen
+
+        return replace(self, blocks=kept(self.blocks)).html()
 
 
 def render(result: Result, how: Format, view: View = AS_IT_IS) -> str:
@@ -265,9 +284,9 @@ def render(result: Result, how: Format, view: View = AS_IT_IS) -> str:
         case Format.csv:
             return result.rows.csv(view)
         case Format.markdown:
-            return _joined([block.markdown() for block in _seen(result, view)])
+            return _joined([block.markdown() for block in seen_blocks(result, view)])
         case Format.table:
-            return _joined([block.terminal() for block in _seen(result, view)])
+            return _joined([block.terminal() for block in seen_blocks(result, view)])
 
 
 def _json(result: Result, view: View) -> str:
@@ -293,7 +312,7 @@ def _indented(value: object, indent: str = "") -> str:
     return json.dumps(value, allow_nan=False, default=str)
 
 
-def _seen(result: Result, view: View) -> Sequence[Block]:
+def seen_blocks(result: Result, view: View) -> Sequence[Block]:
     """The blocks, in which the table of the rows is as asked for.
 
     If there is no such table, the rows that are asked for are all that is shown.
@@ -306,14 +325,19 @@ def _seen(result: Result, view: View) -> Sequence[Block]:
         inside = block.blocks if isinstance(block, Section) else [block]
         if any(isinstance(each, Table) and each.rows is result.rows for each in inside):
             is_there = True
-            seen = [replace(b, view=view) if isinstance(b, Table) else b for b in inside]
-            one = replace(block, blocks=seen) if isinstance(block, Section) else seen[0]
+            chosen = [
+                replace(each, view=view)
+                if isinstance(each, Table) and each.rows is result.rows
+                else each
+                for each in inside
+            ]
+            one = replace(block, blocks=chosen) if isinstance(block, Section) else chosen[0]
         blocks.append(one)
     if is_there:
         return blocks
     if isinstance(result.rows, Record):
-        chosen = result.rows.viewed(view).records()
-        return [Facts({name: text_of(value) for name, value in chosen.items()})]
+        facts = result.rows.viewed(view).records()
+        return [Facts({name: text_of(value) for name, value in facts.items()})]
     return [Table(result.rows, view=view)]
 
 

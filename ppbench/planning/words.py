@@ -9,13 +9,14 @@ from ppbench.display.fields import Field, field_of
 from ppbench.display.units import MEBIBYTES, MS, PERCENT, counted, milliseconds, percent, size
 from ppbench.planning.plan import AUTO, Configuration, Plan, Proposal
 
+_ENDS = "the {} end of the 90 % interval of the step, by errors of the costs alone"
 SHOWN: dict[str, Field] = {
     **{name: field_of(name) for name in ("schedule", "world_size", "stages_per_rank")},
     "microbatch_size": Field("microbatch size", ".0f"),
     "recomputed_stages": Field("stages recomputed", ".0f"),
     "step_ns": field_of("step_ns"),
-    "step_low_ns": Field("low", ",.1f", MS),
-    "step_high_ns": Field("high", ",.1f", MS),
+    "step_low_ns": Field("low", ",.1f", MS, meaning=_ENDS.format("lower")),
+    "step_high_ns": Field("high", ",.1f", MS, meaning=_ENDS.format("upper")),
     "tokens_per_s": field_of("tokens_per_s"),
     "bubble_fraction": field_of("bubble_fraction"),
     "peak_memory_bytes": Field("peak", ",.1f", MEBIBYTES),

@@ -63,3 +63,21 @@ def test_the_answer_and_the_picture_are_on_the_first_screen(tabs: list[Tab]) -> 
         assert tab.evaluate("strips[0].getBoundingClientRect().bottom < 900")
     spoken = "document.querySelector('.forest tbody td').textContent.trim()"
     assert str(tabs[0].evaluate(spoken)).endswith("faster")
+
+
+def test_less_and_more_are_on_the_sides_where_they_are_drawn(tabs: list[Tab]) -> None:
+    assert tabs[0].evaluate("texts('.ends span')") == [
+        "← slower", "faster →", "← less", "more →", "← less", "more →",
+    ]  # fmt: skip
+
+
+def test_changes_are_sorted_by_their_size(tabs: list[Tab]) -> None:
+    changes = tabs[0].evaluate("""(() => {
+      const heads = all("#figures thead th");
+      const place = heads.findIndex((one) => one.textContent === "change");
+      heads[place].querySelector("button").click();
+      return all("#figures tbody tr").map((row) => Number(row.cells[place].dataset.number));
+    })()""")
+    assert isinstance(changes, list)
+    assert sorted(changes) in (changes, changes[::-1])
+    assert len(set(changes)) > 2

@@ -95,6 +95,32 @@ def test_a_click_on_a_commit_opens_its_row_and_the_one_before_is_a_key_away(desk
     assert desk.evaluate("detail('2').checkVisibility()") is False
 
 
+def test_what_a_row_opens_is_of_its_commit(desk: Tab) -> None:
+    rows = desk.evaluate("""all("details tr.detail", section).map((row) =>
+      [row.previousElementSibling.cells[1].textContent, row.querySelector("dd").textContent])""")
+    assert isinstance(rows, list)
+    assert len(rows) == 10
+    assert all(commit.startswith(short) for short, commit in rows)
+
+
+def test_the_mark_of_what_was_opened_is_there_in_another_scheme(desk: Tab) -> None:
+    click_on(desk, "median", 2)
+    desk.evaluate("figures.redrawAll()")
+    marks = "plot().layout.shapes.filter((one) => one.name === 'open').length"
+    assert desk.evaluate(f"until(() => {marks} === 1)")
+
+
+def test_levels_are_sorted_by_their_value(desk: Tab) -> None:
+    cases = desk.evaluate("""(() => {
+      const heads = all("#list thead th");
+      const place = heads.findIndex((one) => one.textContent === "level");
+      heads[place].querySelector("button").click();
+      return all("#list tbody tr").map((row) => Number(row.cells[place].dataset.number));
+    })()""")
+    assert isinstance(cases, list)
+    assert cases == sorted(cases, reverse=True)
+
+
 def test_the_command_is_copied_from_the_row(desk: Tab) -> None:
     desk.evaluate("""(() => {
       document.addEventListener("copy", () => { globalThis.copied = String(getSelection()); });

@@ -157,6 +157,8 @@ def scale_of(metric: Metric, changes: Sequence[Change]) -> Scale:
     lows = [max(low, -most) for _, low, _ in intervals]
     highs = [min(high, most) for _, _, high in intervals]
     low, high = min([*lows, -_LEAST * band]), max([*highs, _LEAST * band])
+    if low == high:  # nothing differs, and no band is asked for
+        low, high = -1.0, 1.0
     return Scale(low * _PADDING, high * _PADDING, band)
 
 

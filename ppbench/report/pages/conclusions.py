@@ -127,7 +127,8 @@ class Stated:
         return Text(self.conclusions.answers).markdown()
 
     def html(self) -> str:
-        return macro("answer.html", "stated", self.conclusions)
+        others = [Text(one.text).html() for one in self.conclusions.others]
+        return "\n".join([macro("answer.html", "stated", self.conclusions), *others])
 
 
 def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusions:

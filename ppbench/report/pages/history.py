@@ -111,8 +111,8 @@ def render_history(store: Store, told: HistoryPage) -> str:
             "Series",
             [
                 *([Picture(of_page=_TOOLS)] if len(every) > 1 else []),
-                series_table(every),
-                Fold("How to read the charts", [Text(_LEGEND)]),
+                series_table(every, is_page=True),
+                Text(_LEGEND, is_note=True),
             ],
         ),
     ]
@@ -120,7 +120,7 @@ def render_history(store: Store, told: HistoryPage) -> str:
         name, own = f"series-{number}", f"History of {series.case}"
         details, of_commits = _details(name, series, told, embedded)
         parts: list[Block] = [
-            Text(f"{series.machine} · {series.fingerprint}"),
+            Text(f"{series.machine} · {series.fingerprint}", is_note=True),
             Picture(of_page=macro("parts.html", "chart", history_chart(series), own)),
         ]
         if details:
@@ -143,11 +143,15 @@ def render_history(store: Store, told: HistoryPage) -> str:
     )
 
 
-def series_table(every: Sequence[Series]) -> Table:
-    """Return a row for each series: how much is known of it, its level and its state."""
+def series_table(every: Sequence[Series], *, is_page: bool = False) -> Table:
+    """Return a row for each series: how much is known of it, its level and its state.
+
+    A page has room for the last change too, which a terminal names in the next table.
+    """
     rows: list[dict[str, object]] = []
     for number, series in enumerate(every, 1):
-        level = series.current
+        level, steps = series.current, series.changes.steps
+        change = _BETTER[series.is_better(steps[-1])] if steps else None
         rows.append(
             {
                 "number": number,
@@ -162,10 +166,15 @@ def series_table(every: Sequence[Series]) -> Table:
                     "" if level is None else figure(series.metric.name, level.estimate),
                 ),
                 "state": series.state.value,
+                "last_change": Written(
+                    change, size_text(steps[-1], series.metric) if steps else ""
+                ),
             }
         )
     shown = [
-        name for name in SERIES if name not in ("failed", "gaps") or any(row[name] for row in rows)
+        name
+        for name in (*SERIES, *["last_change"] * is_page)
+        if name not in ("failed", "gaps") or any(row[name] for row in rows)
     ]
     names = [f"series-{number}" for number in range(1, len(every) + 1)]
     essential = ["case", "level", "state"]

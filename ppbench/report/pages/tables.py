@@ -64,7 +64,7 @@ def summary(runs: pd.DataFrame, axes: Axes, details: Mapping[str, Detail]) -> Ta
     """
     rows = runs.to_dict("records")
     figures = [name for name in _SUMMARY if any(_value(run, name) != _NONE for run in rows)]
-    if figures[:1] == ["tokens_per_s"]:
+    if figures[:1] == ["tokens_per_s"] and any(str(_value(run, "interval")) for run in rows):
         figures.insert(1, "interval")
     table = _table("Runs", ["status", *figures, "cautions"], runs, axes)
     shown = [details.get(str(run)) for run in runs["run_id"]] if details else []

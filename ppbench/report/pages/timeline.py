@@ -93,7 +93,7 @@ def write_timeline(
         if not levels.empty:
             drawing = memory_over_time(levels, store.table("ranks", [run_id]))
             chart = macro("parts.html", "panels", drawing, f"Memory over a step of {name}")
-            drawn: list[Block] = [Text(_ABOUT_MEMORY), Picture(of_page=chart)]
+            drawn: list[Block] = [Text(_ABOUT_MEMORY, is_note=True), Picture(of_page=chart)]
             memories.append(Section("", f"Memory, {name}", drawn, kind="memory"))
     if len(memories) == 1:
         memories = [dataclasses.replace(memories[0], heading="Memory")]

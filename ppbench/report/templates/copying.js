@@ -24,7 +24,6 @@
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   }
 
-  // Delegated, so that it also works for buttons added later.
   document.addEventListener("click", ({ target }) => {
     if (target.matches("button.copy")) copy(target);
   });

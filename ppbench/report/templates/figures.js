@@ -52,7 +52,7 @@ const figures = (() => {
   });
 
   return {
-    watch: (within = document) => within.querySelectorAll(".chart").forEach((div) => nearby.observe(div)),
+    watch: () => document.querySelectorAll(".chart").forEach((div) => nearby.observe(div)),
     prepareOpen: () => document.querySelectorAll("details[open] .chart[data-timeline]").forEach(prepareTimeline),
     redrawAll: () => drawn().forEach((div) => (isHidden(div) && "timeline" in div.dataset ? wait(div) : draw(div))),
     drawVisible: () => document.querySelectorAll(".chart").forEach((div) => isHidden(div) || draw(div)),

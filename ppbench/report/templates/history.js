@@ -4,6 +4,7 @@
 (() => {
   // A line through the chart marks what was opened last.
   function mark(plot, x) {
+    plot.dataset.open = x;
     const shapes = (plot.layout.shapes ?? []).filter(({ name }) => name !== "open");
     const color = getComputedStyle(document.documentElement).getPropertyValue("--quiet").trim();
     shapes.push({ name: "open", type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color, width: 1 }, layer: "below" });
@@ -22,7 +23,9 @@
 
   document.addEventListener("drawn", ({ target }) => {
     const plot = target.querySelector(".plot");
-    if (!plot || "listens" in plot.dataset) return;
+    if (!plot) return;
+    if ("open" in plot.dataset) mark(plot, Number(plot.dataset.open));
+    if ("listens" in plot.dataset) return;
     plot.dataset.listens = "";
     plot.on("plotly_click", ({ points: [point] }) => {
       if (point.customdata === undefined) return;

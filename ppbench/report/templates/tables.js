@@ -8,7 +8,7 @@ const tables = (() => {
   function sortBy(header) {
     const table = header.closest("table");
     const index = [...header.parentNode.children].indexOf(header);
-    const isNumber = header.classList.contains("number");
+    const isNumber = rowsOf(table).some((row) => "number" in row.cells[index].dataset);
     const before = header.getAttribute("aria-sort");
     // Numbers are first sorted from the largest, words alphabetically.
     const ascending = before ? before === "descending" : !isNumber;

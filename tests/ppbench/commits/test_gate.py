@@ -57,6 +57,9 @@ def test_nothing_worse_passes(root, store):
     measure(store, root, "HEAD~1")
     measure(store, root, "HEAD", slower(-0.08), bubble_fraction=0.5, peak_memory_bytes=2**20)
     assert checked(store, metrics=["bubble_fraction"]).exit_code == 1
+    page = store.folder / "page.html"  # with a metric that is the same, and no band around zero
+    assert checked(store, threshold="0%", output=page).exit_code == 0
+    assert 'class="forest"' in page.read_text()
     outcome = checked(store)
     assert outcome.exit_code == 0
     assert outcome.text.startswith(

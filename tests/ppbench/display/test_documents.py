@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from engine.plan.schedules.registry import SCHEDULES
 from ppbench.cli.app import app
 from ppbench.cli.emit import catalogue
-from ppbench.display.document import Code, Facts, Fold, Picture, Result, Text, render
+from ppbench.display.document import Code, Facts, Fold, Picture, Result, Section, Text, render
 from ppbench.display.formats import Format
 from ppbench.display.rows import Record, Rows, View, Written, text_of
 from ppbench.display.tables import Table
@@ -261,3 +261,27 @@ def test_a_result_is_written_as_the_ending_of_its_file_says(name, places, tmp_pa
     assert text.startswith(
         {"html": "<!doctype", "md": "| run", "json": "{"}.get(name[2:], "run_id")
     )
+
+
+@pytest.mark.parametrize("how", ["table", "json", "csv"])
+def test_what_a_command_writes_on_standard_output_is_all_that_is_there(how):
+    words = ["schedules", "export", "1f1b", "-p", "2", "-m", "2", "-o", "-"]
+    done = CliRunner().invoke(app, [*words, "--format", how])
+    assert done.stdout.splitlines() == ["0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"]
+
+
+def test_columns_choose_of_the_rows_of_an_answer_alone():
+    own, other = (Table(Rows(list(names), [(1, 2)])) for names in ("ab", "cd"))
+    result = Result([Section("tables", "Tables", [own, other])], own.rows)
+    shown = render(result, Format.markdown, View(("b",)))
+    assert shown.splitlines()[0] == "| b |"
+    assert "| c | d |" in shown
+
+
+def test_a_cell_of_a_page_is_aligned_and_sorted_as_a_number_and_links():
+    rows = Rows(["schedule", "launches"], [(Written("x", "zbv", "#zbv"), 12), ("1f1b", 3)])
+    page = Table(rows, name="Cases", cases=["c1", "c2"]).html()
+    assert '<th scope="col" class="number"' in page
+    assert '<td class="number" data-number="12">12</td>' in page
+    assert '<a href="#zbv">zbv</a>' in page
+    assert '<tr data-cases="c2">' in page
