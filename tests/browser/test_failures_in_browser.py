@@ -75,6 +75,10 @@ def test_what_was_never_finished_is_hatched_and_told_from_what_was(opened: Opene
     assert {"forward", "waiting at the end", "stopped"} <= set(names)
     hatched = opened.tab.evaluate("div.timeline.kinds.filter((kind) => kind.hatch).length")
     assert hatched >= 2
+    said = "Hatched actions were never finished" in str(
+        opened.tab.evaluate("document.body.innerText")
+    )
+    assert said == ("timeline" in opened.page.stem)
     labels = opened.tab.evaluate("div.timeline.texts")
     assert set(OPEN) <= set(labels)
 

@@ -185,6 +185,16 @@ def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store)
     assert moved_sentences(one.moved)[0].startswith("compute of stage 1 changed: B 12.0 -> 13.2 ms")
 
 
+def test_the_timelines_of_what_changed_are_those_of_launches_in_the_middle(store, tmp_path):
+    base = add_launches(store, STEADY, BASE, stretch={})
+    speeds = slower(0.05)
+    head = add_launches(store, speeds, HEAD, stretch={(1, "F"): 1.08})
+    page = tmp_path / "page.html"
+    printed("compare", BASE[:8], HEAD[:8], "--results", store.folder, "-o", page)
+    middle = [STEADY.index(sorted(STEADY)[2]), speeds.index(sorted(speeds)[2])]
+    assert f"ppbench timeline {base[middle[0]]} {head[middle[1]]} --results" in page.read_text()
+
+
 def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
     add_launches(store, STEADY, BASE, stretch={})
     add_launches(store, slower(0.05), HEAD, stretch={(0, "RECV_B"): 1.0, (-1, "late"): 9})

@@ -19,7 +19,7 @@ from ppbench.judge.evidence import Metric
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.report.charts.history import history_chart
 from ppbench.report.pages import history as page_of
-from ppbench.report.pages.history import HistoryPage, render_history
+from ppbench.report.pages.history import HistoryPage, changes_of, changes_table, render_history
 from ppbench.report.pages.provenance import read_about
 from ppbench.report.pages.templates import render_index, write_page
 from ppbench.statistics.series import Launch, Point, Series
@@ -190,6 +190,19 @@ def test_a_change_is_marked_with_its_size_and_the_commits_that_may_have_made_it(
     assert list(chart["change"].marker.symbol) == ["triangle-up"]
     [shade] = chart["figure"].layout.shapes
     assert (shade.x0, shade.x1) == (4.5, 5.5)
+
+
+def test_changes_are_listed_in_the_order_of_the_commits_and_keep_the_numbers_of_the_chart() -> None:
+    levels = [five(1000.0 if n < 12 else 1200.0, n) for n in range(20)]
+    levels[5] = five(700.0, 5)
+    told = series(levels, {})
+    numbered = changes_of(told)
+    assert [step.first for _, step in numbered] == [5, 12]
+    drawn_at = traces(go.Figure(history_chart(told)))["change"]
+    marks = dict(zip(drawn_at.customdata, drawn_at.x, strict=True))
+    assert {f"change {number}": step.first for number, step in numbered} == marks
+    first, *_ = changes_table([told]).rows.cells
+    assert "spike" in str(first)
 
 
 def test_a_ring_is_around_a_launch_that_does_not_count_and_says_why() -> None:

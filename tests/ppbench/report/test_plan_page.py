@@ -10,7 +10,7 @@ from toy_plan import toy_page, toy_plan
 from ppbench.planning.plan import Plan
 from ppbench.planning.words import sentences_of
 from ppbench.report.charts.frontier import Point, frontier
-from ppbench.report.pages.plan import PlanPage, render_plan
+from ppbench.report.pages.plan import PlanPage, document_of, render_plan
 from ppbench.report.pages.templates import render_index, write_page
 
 
@@ -30,7 +30,13 @@ def test_the_page_says_what_to_run_first_and_names_every_proposal(page, plan):
     assert text == sentences_of(plan)[0]
     assert text.startswith("Run ")
     assert "No program of these layers on these stages can be quicker" in html
-    assert html.count('class="opener"') >= len(plan.proposals)
+    rows, blocks = document_of(plan, None)
+    table = blocks[-1].blocks[0]
+    assert [detail.label.partition(",")[0] for detail in table.details] == [
+        row[rows.columns.index("schedule")] for row in rows.cells
+    ]
+    assert html.count('class="opener"') == len(rows.cells) >= len(plan.proposals)
+    assert "world_size" not in table.columns  # of a plan for one number of ranks
     assert "http:" not in html.replace("http://www.w3.org", "")
     assert "https:" not in html
 
