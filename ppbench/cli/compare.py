@@ -117,13 +117,13 @@ def compare(
         metric=metrics,
         results=results,
     )
-    answer = compared(result, again)
+    answer = compared(result)
 
     def write(path: Path) -> None:
         from ppbench.report.pages.templates import listed, write_page
 
         with listed(path, REPORTS):  # one in the folder of reports is added to their index
-            write_page(path, page_of(result, answer))
+            write_page(path, page_of(result, answer, again))
 
     return dataclasses.replace(answer, write_page=write)
 

@@ -7,6 +7,7 @@ under its own name, with the verdicts in the words of `judge.verdicts`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -64,11 +65,8 @@ Judged = tuple[Line, Values, Values]
 """A line, its raw figures, and further cells that people see."""
 
 
-def compared(comparison: Comparison, command: str) -> Result:
-    """The answer of `ppbench compare`, of two sides or of cases along a setting.
-
-    `command` compares the same launches again.
-    """
+def compared(comparison: Comparison) -> Result:
+    """The answer of `ppbench compare`, of two sides or of cases along a setting."""
     why = NOTHING
     if comparison.axis != COMMIT:
         why = f"no two cases differ in {key_of(comparison.axis)} alone"
@@ -82,7 +80,6 @@ def compared(comparison: Comparison, command: str) -> Result:
         Section("figures", "Figures", [table]) if judged else Text(f"nothing to compare: {why}"),
         *_moved(comparison),
         *_notes(comparison),
-        *_origin(comparison, command),
     ]
     is_answered = comparison.has_verdict and not comparison.is_open
     return Result(
@@ -95,13 +92,22 @@ def compared(comparison: Comparison, command: str) -> Result:
     )
 
 
-def page_of(comparison: Comparison, answer: Result) -> str:
-    """The page of `ppbench compare`."""
+def page_of(comparison: Comparison, answer: Result, command: str) -> str:
+    """Return the page of `ppbench compare`: its answer, and on what the runs were measured.
+
+    `command` compares the same launches again.
+    """
     title = f"{comparison.base.name} and {comparison.head.name}"
     if comparison.axis != COMMIT:
         values = ", ".join(axis_text(comparison.axis, one) for one in comparison.axis_values)
         title = f"Along {key_of(comparison.axis)}: {values}"
-    return page(answer, about_runs(COMPARISON, title, _runs(comparison)))
+    stores = {side.store.folder: side.store for side in (comparison.base, comparison.head)}
+    tables = [store.table("runs", comparison.run_ids) for store in stores.values()]
+    runs = pd.concat(tables).drop_duplicates("run_id").sort_values("run_id")
+    origin: list[Block] = [Fold("Environment", environments(runs)), Code(command, language="sh")]
+    last = Section("reproduce", "Environment and reproduction", origin)
+    whole = replace(answer, blocks=[*answer.blocks, last])
+    return page(whole, about_runs(COMPARISON, title, runs))
 
 
 def gated(result: GateResult, command: str) -> Result:
@@ -367,7 +373,7 @@ def _section(title: str, lines: Sequence[str], prefix: str | None = None) -> Ite
 
 
 def _moved(comparison: Comparison) -> Iterator[Block]:
-    """What moved in each contrast that changed, and the command that draws both of its sides."""
+    """Say what moved in each contrast that changed, and which command draws both of its sides."""
     breakdowns = comparison.break_down(comparison.changed())
     has_several = len({breakdown.series.fingerprint for breakdown in breakdowns}) > 1
     is_commit, blocks = comparison.axis == COMMIT, list[Block]()
@@ -414,22 +420,6 @@ def _moved(comparison: Comparison) -> Iterator[Block]:
         blocks += [Section("", "", drawn, of_page=True)] if drawn else []
     if blocks:
         yield Section("moved", "What moved", blocks)
-
-
-def _origin(comparison: Comparison, command: str) -> Iterator[Block]:
-    """On what the runs were measured, and the command that writes the page again."""
-    runs = _runs(comparison)
-    if not runs.empty:
-        about = Fold("Environment", environments(runs))
-        blocks: list[Block] = [about, Code(command, language="sh")]
-        yield Section("reproduce", "Environment and reproduction", blocks, of_page=True)
-
-
-def _runs(comparison: Comparison) -> pd.DataFrame:
-    """The runs of both sides, each once."""
-    stores = {side.store.folder: side.store for side in (comparison.base, comparison.head)}
-    tables = [store.table("runs", comparison.run_ids) for store in stores.values()]
-    return pd.concat(tables).drop_duplicates("run_id").sort_values("run_id")
 
 
 def _notes(comparison: Comparison) -> Iterator[Block]:

@@ -28,7 +28,7 @@ _WORDS = {
     Kind.collective: ("each", "collectives of stage {place}", "collectives of all stages"),
     Kind.waiting: ("per step", "waiting of rank {place}", "waiting of all ranks"),
 }
-"""Of each kind of span: what its time is of, its name at a place, and its name everywhere."""
+"""Each kind of span has the unit of its time, its name at a place, and its name everywhere."""
 _MOST_NAMED = 6
 _MANY_TIMES = 2  # from which on a change is a factor, no percentage
 _SPEEDS = (TOKENS_PER_S, MS)  # units of figures that are faster or slower

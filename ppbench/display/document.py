@@ -190,7 +190,7 @@ class Section:
     blocks: Sequence[Block]
     of_page: bool = False
     kind: str = ""
-    """What the style sheet calls it."""
+    """The style sheet knows it by this word."""
 
     def terminal(self) -> str:
         return "" if self.of_page else _joined([one.terminal() for one in self.blocks])

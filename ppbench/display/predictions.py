@@ -45,7 +45,7 @@ def peaks_text(of_ranks: Iterable[Fraction]) -> str:
 
 
 def figures_of(prediction: Prediction) -> dict[str, str]:
-    """What is predicted, by its name; of replicas, what they share and what that costs the step."""
+    """Return what is predicted, by its name; replicas add what they share and what that costs."""
     figures, facts = prediction.figures(), dict[str, str]()
     if (replication := prediction.replication) is not None:
         gather, reduce = amount(replication.gather_s), amount(replication.reduce_s)

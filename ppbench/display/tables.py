@@ -62,7 +62,7 @@ _COLORS = {"faster": "better", "slower": "worse"}  # of verdicts
 
 
 class Detail(NamedTuple):
-    """What a page shows below a row when it is opened."""
+    """A page shows it below a row when that is opened."""
 
     name: str  # unique on its page
     label: str
@@ -94,11 +94,11 @@ class Table:
     """How to see the columns that have no room."""
     view: View = AS_IT_IS
     name: str = ""
-    """What a page calls it."""
+    """A page calls it so."""
     cases: Sequence[str] = ()
     """The case of each row, by which a page's filters hide it."""
     details: Sequence[Detail | None] = ()
-    """What a page opens below each row."""
+    """A page opens them below the rows."""
 
     def _seen(self) -> tuple[Rows, dict[str, Field]]:
         """The rows as they are seen, and the fields of their columns."""

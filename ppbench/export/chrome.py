@@ -177,8 +177,8 @@ def _names(rows: pd.DataFrame, spans: pd.DataFrame, ranks: pd.DataFrame) -> Iter
     places = rows.drop_duplicates("process")[["process", "replica", "rank"]]
     for process, replica, rank in _each(places):
         is_own = (ranks["rank"] == rank) & (ranks["replica"] == replica)
-        told = ranks.loc[is_own, ["hostname", "device"]].to_numpy().ravel()
-        known = [str(value) for value in told if not pd.isna(value)]
+        places = ranks.loc[is_own, ["hostname", "device"]].to_numpy().ravel()
+        known = [str(value) for value in places if not pd.isna(value)]
         name = f"rank {rank} of replica {replica}" if has_replicas else f"rank {rank}"
         name = f"{name} ({', '.join(known)})" if known else name
         yield from named(process, process, "process", name, process - 1)

@@ -134,7 +134,7 @@ def comparison_page(folder: Path) -> Path:
             stretch = {(1, "B"): 1.0 + (by if schedule == "1f1b" else 0)}
             add_launches(store, speeds, "c0de" * 10, case, stretch=stretch, position=ranks)
     result = compare(across="schedule", results=store.folder)
-    write_page(folder / "page.html", page_of(result, compared(result, "ppbench compare")))
+    write_page(folder / "page.html", page_of(result, compared(result), "ppbench compare"))
     return folder / "page.html"
 
 

@@ -68,8 +68,13 @@ class PlanPage:
     trials: Trials | None = None
 
 
-def document_of(plan: Plan, trials: Trials | None) -> tuple[Rows, list[Block]]:
-    """Return the rows of a plan, or of its trials, and what a terminal and a page say of it."""
+def document_of(
+    plan: Plan, trials: Trials | None, *, is_page: bool = False
+) -> tuple[Rows, list[Block]]:
+    """Return the rows of a plan, or of its trials, and what a terminal and a page say of it.
+
+    A page has tiles too, and opens the stages of each proposal.
+    """
     first, *others = sentences_of(plan, is_measured=trials is not None)
     proposals = list(plan.proposals)
     if plan.baseline is not None and plan.baseline not in proposals:
@@ -81,14 +86,14 @@ def document_of(plan: Plan, trials: Trials | None) -> tuple[Rows, list[Block]]:
         for columns in (SHOWN, TRIED)
     )
     details = []
-    for number, one in enumerate(proposals):
+    for number, one in enumerate(proposals if is_page else ()):
         facts = {"peak by rank": ", ".join(map(size, one.peak_bytes))}
         html = f"{Text(pipeline_text(one.configuration)).html()}\n{Facts(facts).html()}"
         details.append(Detail(f"stages-{number}", name_of(one.configuration), html))
     table = Table(rows, shown, ("step_ns",), name="The best few", details=details)
     predicted: list[Block] = [
         Text(first, is_heading=trials is None),
-        Picture(of_page=_tiles(plan)),
+        *([Picture(of_page=_tiles(plan))] if is_page else []),
         *([Text(others)] if others else []),
     ]
     if trials is None:
@@ -129,7 +134,7 @@ def _tiles(plan: Plan) -> str:
 def render_plan(page: PlanPage) -> str:
     """Return the page as HTML: what a terminal says, with pictures and what to do next."""
     plan, trials, request = page.plan, page.trials, page.plan.request
-    _, (*answers, proposals) = document_of(plan, trials)
+    _, (*answers, proposals) = document_of(plan, trials, is_page=True)
     frontier_html = _picture(plan).html()
     heading = '<h2 class="small">{}</h2>'
     pictures = [

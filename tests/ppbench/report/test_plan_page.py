@@ -30,7 +30,7 @@ def test_the_page_says_what_to_run_first_and_names_every_proposal(page, plan):
     assert text == sentences_of(plan)[0]
     assert text.startswith("Run ")
     assert "No program of these layers on these stages can be quicker" in html
-    rows, blocks = document_of(plan, None)
+    rows, blocks = document_of(plan, None, is_page=True)
     table = blocks[-1].blocks[0]
     assert [detail.label.partition(",")[0] for detail in table.details] == [
         row[rows.columns.index("schedule")] for row in rows.cells
