@@ -26,10 +26,10 @@ from benchmarks.turns import Turns, in_turns
 
 MOST = Goal(at_most=1.005)
 RANK = """\
-import gc, os, sys, time
+import gc, inspect, os, sys, time
 import torch
 import torch.distributed as dist
-from engine.connection import agree, connect
+from engine.connection import agree
 from engine.emulated import EmulatedTrainer
 from engine.model.data import DataSpec
 from engine.model.spec import ModelSpec
@@ -58,9 +58,11 @@ model = ModelSpec(sys.argv[1], weights="random")
 data = DataSpec(seq_len=int(sys.argv[2]), num_microbatches=int(sys.argv[3]))
 config = TrainerConfig(model, data, "1f1b", 2)
 no_time = Emulation(uniform(lowered_of(config).placement, 0, 0, 0))
+agreement = agree(config, fabric)
+takes_agreement = "agreement" in inspect.signature(Trainer).parameters  # not at older commits
 trainers = {
-    "computing": Trainer(connect(config, fabric), fabric),
-    "no time": EmulatedTrainer(agree(config, fabric), no_time, fabric),
+    "computing": Trainer(agreement if takes_agreement else agreement.config, fabric),
+    "no time": EmulatedTrainer(agreement, no_time, fabric),
 }
 gc.freeze()
 step = 0

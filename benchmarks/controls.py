@@ -40,7 +40,7 @@ from engine.run.clock import HostClock
 from engine.run.heap import keep_freed_memory
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
-from engine.trainer import Trainer, connect
+from engine.trainer import Trainer, agree
 from ppbench.comparison.evidence import slowdowns_by_run
 from ppbench.config.case import Case
 from ppbench.judge.slowdowns import Control, is_disturbed, slowdowns
@@ -235,8 +235,8 @@ def _rank(rank: int, environment: Mapping[str, str], pipe: Connection, num_round
     store = store_of_ranks(timedelta(minutes=5))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
-    config = connect(DEMO.config(Arm("engine", "1f1b"), Path()), fabric)
-    trainer, numbers = Trainer(config, fabric), iter(range(10**9))
+    agreement = agree(DEMO.config(Arm("engine", "1f1b"), Path()), fabric)
+    trainer, numbers = Trainer(agreement, fabric), iter(range(10**9))
     case, group = Case(device="cpu", world_size=WORLD_SIZE), dist.new_group()
 
     def step() -> float:

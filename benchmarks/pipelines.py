@@ -34,7 +34,7 @@ from engine.run.clock import HostClock
 from engine.run.heap import keep_freed_memory
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
-from engine.trainer import Build, Trainer, TrainerConfig, connect
+from engine.trainer import Build, Trainer, TrainerConfig, agree
 from ppbench.run.runtimes.single import Unsplit
 from ppbench.run.runtimes.torch_pipelining import TorchPipeline
 
@@ -256,10 +256,10 @@ def _of_rank_0(answer: bool) -> bool:  # a question's answer
 
 def _trainer(config: TrainerConfig, arm: Arm, fabric: Fabric) -> Trainer | None:
     """The trainer of an arm on this rank; None if the rank has no part in it."""
-    config = connect(config, fabric)
+    agreement = agree(config, fabric)
     if arm == UNSPLIT and dist.get_rank() > 0:
         return None
-    return Trainer(config, fabric, build=_BUILDS[arm.runtime])
+    return Trainer(agreement, fabric, build=_BUILDS[arm.runtime])
 
 
 def _timed(trainer: Trainer | None) -> Callable[[], float]:

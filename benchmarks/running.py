@@ -40,7 +40,7 @@ from engine.plan.spans import COLUMNS, Span
 from engine.run.optimizer import build_optimizer
 from engine.run.p2p.fabric import Fabric
 from engine.run.stage import loss_of
-from engine.trainer import Trainer, connect
+from engine.trainer import Trainer, agree
 from ppbench.analysis.metrics import step_figures, windows
 from ppbench.config.feasibility import TORCH_SCHEDULES
 from ppbench.run.runtimes.torch_pipelining import TorchPipeline
@@ -102,7 +102,7 @@ def _both_sides(fabric: Fabric, asked: Asked) -> Turns:
         WORLD_SIZE,
     )
     build = TorchPipeline if asked.runtime == "torch" else None
-    trainers = [Trainer(connect(config, fabric), fabric, build=build) for _ in range(2)]
+    trainers = [Trainer(agree(config, fabric), fabric, build=build) for _ in range(2)]
     alone = _plain_loop if asked.runtime == "torch" else _training_loop
     arms = {
         PPBENCH: _of_ppbench(trainers[0], asked.num_steps),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.run.clock import DeviceClock, HostClock, clock_for
     from engine.run.optimizer import OptimizerSpec
     from engine.run.p2p.fabric import Fabric
-    from engine.trainer import StepResult, Trainer, TrainerConfig, connect
+    from engine.trainer import StepResult, Trainer, TrainerConfig, agree
 
 __all__ = [
     "DataError",
@@ -31,8 +31,8 @@ __all__ = [
     "StepResult",
     "Trainer",
     "TrainerConfig",
+    "agree",
     "clock_for",
-    "connect",
 ]
 _PLACES = {
     "DeviceClock": "engine.run.clock",
@@ -46,8 +46,8 @@ _PLACES = {
     "StepResult": "engine.trainer",
     "Trainer": "engine.trainer",
     "TrainerConfig": "engine.trainer",
+    "agree": "engine.connection",
     "clock_for": "engine.run.clock",
-    "connect": "engine.trainer",
 }
 """The module of each name."""
 

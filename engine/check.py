@@ -27,7 +27,7 @@ from engine.model.stage_module import ModelError
 from engine.run.clock import HostClock
 from engine.run.device import CPU
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer
+from engine.trainer import Trainer, agree
 
 DATA = DataSpec("synthetic", seq_len=24, microbatch_size=2, num_microbatches=4)
 
@@ -67,7 +67,7 @@ def _compare(name: str, tiny: Tiny, fabric: Fabric) -> Check:
         config = TrainerConfig(
             spec, DATA, world_size=1, schedule="interleaved_1f1b", stages_per_rank=2
         )
-        trainer = Trainer(config, fabric)
+        trainer = Trainer(agree(config, fabric), fabric)
         try:
             exactness = compare(trainer, config, CPU)
         finally:

@@ -1,21 +1,18 @@
-"""A trainer's configuration, and what follows from it before anything has weights."""
+"""The configuration that is asked for, and what follows from it before anything has weights."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from engine.model.chain import Chain
 from engine.model.data import Data, DataSpec, load_tokenizer
-from engine.model.partition import Costs, balance, partition_layers
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model
-from engine.model.stage_module import Message, Model, ModelError
+from engine.model.stage_module import Model, ModelError
 from engine.plan.action import RECV_OPS, SEND_OPS
 from engine.plan.check import check
 from engine.plan.collectives import CollectivePolicy, DataParallel, with_collectives
@@ -61,8 +58,6 @@ class TrainerConfig:
     autocast: str = "none"
     recompute: bool | tuple[bool, ...] = False
     compile: bool = False
-    is_settled: bool = False  # by `connect`: the partition is a list, the model has been tried
-    costs: Costs | None = None  # what the partition was balanced by
     program: Program | None = None
     replicas: int = 1
     sharding: CollectivePolicy = field(default_factory=DataParallel)
@@ -116,15 +111,18 @@ def edges_of(lowered: Program) -> list[Edge]:
     return sorted({edge_of(transfer) for transfer in transfers})
 
 
-def model_of(config: TrainerConfig, device: torch.device) -> Model:
-    """The model, checked against the data. Raises ModelError."""
+def model_of(config: TrainerConfig, device: torch.device, *, is_tried: bool = False) -> Model:
+    """The model, checked against the data. Raises ModelError.
+
+    `is_tried`: another rank has tried its architecture.
+    """
     data = config.data
     if data.is_variable and config.model.split == "trace":
         message = 'split = "trace" fixes the shape of a microbatch; seq_len cannot be "variable"'
         raise ModelError(message, "model.split")
     shape = (data.microbatch_size, data.longest)
     spec = dataclasses.replace(config.model, partition="uniform")  # it is cut only later
-    model = _opened(spec, shape, device, is_tried=config.is_settled)
+    model = _opened(spec, shape, device, is_tried=is_tried)
     is_too_long = model.max_positions is not None and data.longest > model.max_positions
     if is_too_long and not data.is_variable:
         raise ModelError(
@@ -151,42 +149,6 @@ def data_spec_of(config: TrainerConfig, model: Model) -> DataSpec:
     return dataclasses.replace(data, max_seq_len=positions)
 
 
-def settled(
-    config: TrainerConfig, model: Model, num_stages: int, measure: Callable[[], Costs]
-) -> TrainerConfig:
-    """The configuration with its partition as a list. Raises PartitionError."""
-    kind = config.model.partition
-    costs = None
-    if kind == "measured":
-        costs = measure()
-    elif kind == "parameters":
-        costs = model.costs
-    if costs is None:
-        layers = partition_layers(kind, model.num_layers, num_stages)
-    else:
-        layers = balance(costs, num_stages)
-    counts = tuple(len(owned) for owned in layers)
-    spec = dataclasses.replace(config.model, partition=counts)
-    return dataclasses.replace(config, model=spec, is_settled=True, costs=costs)
-
-
-def partition_of(config: TrainerConfig, model: Model, num_stages: int) -> list[range]:
-    """The layers of each stage. Raises PartitionError unless a partition by cost was settled."""
-    if num_stages == 1:
-        return [range(model.num_layers)]
-    return partition_layers(config.model.partition, model.num_layers, num_stages)
-
-
-def messages_of(config: TrainerConfig, model: Model, partition: list[range]) -> list[Message]:
-    """Return what each stage but the last sends for one microbatch, at its longest."""
-    data = data_spec_of(config, model)
-    recomputed = recomputed_stages(config, len(partition))
-    layers = {n for owned, is_on in zip(partition, recomputed, strict=True) if is_on for n in owned}
-    if isinstance(model, Chain):
-        model.check_recomputation(data.microbatch_size, data.longest, layers)
-    return model.messages(partition, data.microbatch_size, data.longest)
-
-
 def recomputed_stages(config: TrainerConfig, num_stages: int) -> tuple[bool, ...]:
     """Whether each stage recomputes its layers. Raises ModelError for a list of other stages."""
     given = config.recompute
@@ -199,13 +161,6 @@ def recomputed_stages(config: TrainerConfig, num_stages: int) -> tuple[bool, ...
             "train.recompute",
         )
     return given
-
-
-def shares_of(config: TrainerConfig, model: Model, partition: list[range]) -> list[float]:
-    """Each stage's share of what the partition was made by: costs where there are, else layers."""
-    costs = config.costs or Costs((1.0,) * model.num_layers)
-    totals = costs.of_stages(partition)
-    return [total / max(sum(totals), 1e-30) for total in totals]
 
 
 def tokenizer_of(config: TrainerConfig) -> PreTrainedTokenizerBase | None:

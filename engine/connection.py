@@ -22,11 +22,11 @@ from engine.configuration import (
     data_spec_of,
     edges_of,
     lowered_of,
-    messages_of,
     model_of,
-    partition_of,
-    settled,
+    recomputed_stages,
 )
+from engine.model.chain import Chain
+from engine.model.partition import BY_COST, Costs, balance, partition_layers
 from engine.model.stage_module import Message
 from engine.plan.program import Program
 from engine.run.layer_costs import measure_costs
@@ -35,56 +35,88 @@ from engine.run.p2p.fabric import Fabric, Ranks
 Decided = TypeVar("Decided")
 
 
-def connect(config: TrainerConfig, fabric: Fabric) -> TrainerConfig:
-    """Settle the partition, and make the communicators that a trainer of it uses.
+@dataclass(frozen=True)
+class Agreement:
+    """What is asked for, with what the ranks have agreed on: all that a trainer is built by."""
 
-    Returns the configuration with its partition as a list, to build the trainers with. Collective:
-    every rank of the default process group calls it, also those that will not train. Raises, on all
-    ranks alike, ModelError, PartitionError and what building the program raises.
-    """
-    return agree(config, fabric).config
+    config: TrainerConfig
+    program: Program  # with its transfers and collectives
+    partition: list[range]  # the layers of each stage
+    shares: list[float]  # each stage's share of what the partition balances, else of the layers
+    messages: list[Message]  # what each stage but the last sends for one microbatch, at its longest
+    shared: list[Ranks]  # who share a weight, one entry for each that several ranks share
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Facts of the model that all ranks must know."""
+class Place:
+    """This process's place among those of all replicas; each of the tuples has process numbers."""
 
-    config: TrainerConfig
-    shared: list[Ranks]  # those who share a weight, one entry per weight that several ranks share
-    messages: list[Message]  # what each stage but the last sends for one microbatch
+    replica: int
+    rank: int  # within the replica
+    everyone: Ranks
+    ranks: Ranks  # of this replica
+    same_rank: Ranks  # of all replicas
+
+    @classmethod
+    def of(cls, config: TrainerConfig) -> Place:
+        process, size = dist.get_rank() if config.num_processes > 1 else 0, config.world_size
+        everyone, rank = tuple(range(config.num_processes)), process % size
+        first = process - rank
+        return cls(first // size, rank, everyone, everyone[first:][:size], everyone[rank::size])
 
 
 def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
-    """Connect the ranks as `connect` does, and return all that was agreed on.
+    """Agree on how the model is cut, and make the communicators that trainers of it use.
 
+    Collective: every rank of the default process group calls it, also those that will not train.
     With one process nothing is communicated; others, which will not train, agree to anything.
+    Raises, on all ranks alike, ModelError, PartitionError and what building the program raises.
     """
+    program = lowered_of(config)
     if config.num_processes == 1 and dist.is_initialized() and dist.get_rank() > 0:
-        return Agreement(config, [], [])
-    lowered = lowered_of(config)
-    decide = functools.partial(_decide, config, lowered, fabric.device)
-    if config.num_processes == 1:
-        return decide()
-    decided = broadcast(decide)
-    fabric.connect(edges_of(lowered), lowered.placement.ranks, decided.shared, config.replicas)
-    return decided
+        return Agreement(config, program, [], [], [], [])
+    decide = functools.partial(_decide, config, program, fabric.device)
+    decided = decide() if config.num_processes == 1 else broadcast(decide)
+    agreement = Agreement(config, program, *decided)
+    if config.num_processes > 1:
+        ranks = program.placement.ranks
+        fabric.connect(edges_of(program), ranks, agreement.shared, config.replicas)
+    return agreement
 
 
-def _decide(config: TrainerConfig, lowered: Program, device: torch.device) -> Agreement:
-    """`lowered` is the program with its transfers."""
-    model, num_stages = model_of(config, device), lowered.num_stages
-    if num_stages > 1:
-        data = data_spec_of(config, model)
-        shape = (data.microbatch_size, data.longest)
-        autocast = autocast_of(config.autocast, device)
-        measure = functools.partial(measure_costs, model, shape, device, autocast)
-        config = settled(config, model, num_stages, measure)
-    partition = partition_of(config, model, num_stages)
-    messages = messages_of(config, model, partition)
-    ranks = lowered.placement.ranks
-    owners = [ranks_of((s for s, _ in w.owners), ranks) for w in model.shared_weights(partition)]
-    shared = [some for some in owners if len(some) > 1]
-    return Agreement(config, shared, messages)
+def _decide(
+    config: TrainerConfig, program: Program, device: torch.device
+) -> tuple[list[range], list[float], list[Message], list[Ranks]]:
+    """Decide the fields of the agreement after the program."""
+    model, num_stages = model_of(config, device), program.num_stages
+    data = data_spec_of(config, model)
+    shape, kind = (data.microbatch_size, data.longest), config.model.partition
+    costs = Costs((1.0,) * model.num_layers)
+    if num_stages == 1:
+        partition = [range(model.num_layers)]
+    elif kind in BY_COST:
+        costs = model.costs
+        if kind == "measured":
+            costs = measure_costs(model, shape, device, autocast_of(config.autocast, device))
+        partition = balance(costs, num_stages)
+    else:
+        partition = partition_layers(kind, model.num_layers, num_stages)
+    recomputed = recomputed_stages(config, num_stages)
+    if isinstance(model, Chain):
+        again = {
+            n for owned, is_on in zip(partition, recomputed, strict=True) if is_on for n in owned
+        }
+        model.check_recomputation(*shape, again)
+    ranks = program.placement.ranks
+    weights = model.shared_weights(partition)
+    owners = [ranks_of((stage for stage, _ in weight.owners), ranks) for weight in weights]
+    totals = costs.of_stages(partition)
+    return (
+        partition,
+        [total / max(sum(totals), 1e-30) for total in totals],
+        model.messages(partition, *shape),
+        [some for some in owners if len(some) > 1],
+    )
 
 
 def autocast_of(name: str, device: torch.device) -> AbstractContextManager[object]:

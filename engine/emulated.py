@@ -10,25 +10,23 @@ import time
 import torch
 import torch.distributed as dist
 
-from engine.configuration import edges_of, lowered_of
-from engine.connection import Agreement
+from engine.configuration import edges_of
+from engine.connection import Agreement, Place
 from engine.flight import NO_FLIGHT, Flight
 from engine.model.data import StepBatch
 from engine.run.alignment import clock_identity, is_same
 from engine.run.collective_lane import HostLane
 from engine.run.emulation import EmulatedCollectives, EmulatedStage, Emulation, wake_on_time
-from engine.run.executor import Executor
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
-from engine.trainer import StepResult
+from engine.trainer import Executing, StepResult
 
 
 class EmulatedTrainer:
     """This rank's part of an emulated pipeline, or of one of its replicas.
 
-    The first `config.num_processes` ranks of the default process group build one each, with the
-    agreement that `engine.connection.agree` returned, and call `step` with the same numbers. Raises
-    what building the program raises.
+    The first `config.num_processes` ranks of the default process group build one each, with what
+    `engine.connection.agree` returned, and call `step` with the same numbers.
     """
 
     def __init__(
@@ -38,26 +36,12 @@ class EmulatedTrainer:
         fabric: Fabric,
         flight: Flight = NO_FLIGHT,
     ) -> None:
-        config = self.config = agreement.config
-        process = dist.get_rank() if config.num_processes > 1 else 0
-        self.replica, self.rank = divmod(process, config.world_size)
-        self.program = lowered_of(config)
-        first = process - self.rank
-        ranks = tuple(first + rank for rank in self.program.placement.ranks)
-        edges = edges_of(self.program)
-        self._clock = fabric.clock
+        self.agreement, config, place = agreement, agreement.config, Place.of(agreement.config)
+        self.replica, self.rank, self.program = place.replica, place.rank, agreement.program
+        self._clock, messages = fabric.clock, agreement.messages
         wake_on_time()  # before the channels' threads, which inherit it
-        delays_ns = emulation.delays_ns(edges)
+        delays_ns = emulation.delays_ns(edges_of(self.program))
         self.transport = fabric.transport_with(delays_ns)
-        self._channels = fabric.open_channels(
-            edges,
-            ranks,
-            agreement.messages,
-            config.data.num_microbatches,
-            with_shapes=config.data.is_variable,
-            delays_ns=delays_ns,
-        )
-        messages = agreement.messages
         self.stages = {
             stage: EmulatedStage(
                 stage,
@@ -70,8 +54,7 @@ class EmulatedTrainer:
         }
         self._collectives: EmulatedCollectives | None = None
         if config.replicas > 1:  # this rank of the other replicas, which meet over gloo
-            everyone = tuple(range(self.rank, config.num_processes, config.world_size))
-            group = fabric.group_of(everyone)
+            group = fabric.group_of(place.same_rank)
             clocks: list[str | None] = [None] * config.replicas
             dist.all_gather_object(clocks, clock_identity(), group=group)
             is_one_clock = all(is_same(clocks[0], clock) for clock in clocks)
@@ -89,16 +72,8 @@ class EmulatedTrainer:
 
             lane = HostLane(self.rank, self.replica, flight)
             self._collectives = EmulatedCollectives(emulation, meet, lane)
-        self._executor = Executor(
-            self.program,
-            self.rank,
-            self.stages,
-            self._channels,
-            fabric.clock,
-            messages,
-            flight,
-            self._collectives,
-            self.replica,
+        self._executor = Executing(
+            agreement, fabric, self.stages, flight, self._collectives, delays_ns=delays_ns
         )
         # Of the right size; the token ids are never read. As in training, the tokens are those of
         # all replicas.
@@ -125,7 +100,6 @@ class EmulatedTrainer:
 
     def close(self) -> None:
         """Give back the channels; the trainer is not used again."""
-        for channel in self._channels.values():
-            channel.close()
+        self._executor.close()
         if self._collectives is not None:
             self._collectives.close()

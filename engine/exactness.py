@@ -141,7 +141,7 @@ def compare(
 ) -> Exactness:
     """Train some steps, and the same ones of the author's module on rank 0. Collective.
 
-    `config` is the one agreed on. Raises InexactError or IncomparableError on all ranks alike.
+    Raises InexactError or IncomparableError on all ranks alike.
     """
     parts = gather(_part_of(trained))
     author: _Author | None = None  # on rank 0

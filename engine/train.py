@@ -75,12 +75,12 @@ def _run(launch: Launch) -> int:
 def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
     """Build the trainer and run it to the end, from a checkpoint if there is one. Collective."""
     from engine.run.heap import keep_freed_memory
-    from engine.trainer import Progress, Trainer, connect
+    from engine.trainer import Progress, Trainer, agree
 
     keep_freed_memory()
     fabric = fabric_of(job, launch)
-    config = launch.attempt(lambda: connect(job.config, fabric))
-    trainer = launch.attempt(lambda: Trainer(config, fabric))
+    agreement = launch.attempt(lambda: agree(job.config, fabric))
+    trainer = launch.attempt(lambda: Trainer(agreement, fabric))
     progress = Progress()
     if checkpoint is not None:
         progress = launch.attempt(lambda: trainer.resume(checkpoint))

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.checkpoints import Checkpoints, Progress
@@ -26,26 +25,24 @@ from engine.configuration import (
     TrainerConfig,
     data_of,
     edges_of,
-    lowered_of,
-    messages_of,
     model_of,
-    partition_of,
     recomputed_stages,
     tokenizer_of,
 )
-from engine.connection import autocast_of, connect
+from engine.connection import Agreement, Place, agree, autocast_of
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
 from engine.model.stage_module import gradient_message, message_bytes
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.memory import Messages
+from engine.plan.messages import Edge
 from engine.plan.program import Program
 from engine.plan.sharded_bytes import NOTHING_SHARED
 from engine.plan.spans import Span
 from engine.run import device as devices
 from engine.run.clock import Clock, IssueClock
-from engine.run.collective_lane import HostLane, Lane, StreamLane
-from engine.run.executor import Executor
+from engine.run.collective_lane import Collectives, HostLane, Lane, StreamLane
+from engine.run.executor import Executor, StageRunner
 from engine.run.look_ahead import LookAhead
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
@@ -59,7 +56,7 @@ from engine.run.stage import Stage, compile_layers
 from engine.run.timed_step import TimedStep
 from engine.shared_weights import Shared
 
-__all__ = ["Progress", "Runner", "StepResult", "Trainer", "TrainerConfig", "connect"]
+__all__ = ["Progress", "Runner", "StepResult", "Trainer", "TrainerConfig", "agree"]
 
 OPTIMIZER_ACTION = Action(NO_INDEX, Op.OPT, NO_INDEX)
 Result = TypeVar("Result")
@@ -138,17 +135,16 @@ Share = Callable[["Trainer", Shared, Flight], Shards]
 class Trainer:
     """This rank's part of a pipeline, or of one of its replicas.
 
-    The first `config.num_processes` processes of the default group build one each, with the
-    configuration that `connect` returned, and call the same methods with the same numbers. With one
-    of them nothing is communicated and neither a process group nor `connect` is needed.
+    The first `config.num_processes` processes of the default group build one each, with what
+    `agree` returned, and call the same methods with the same numbers. One alone communicates
+    nothing and needs no process group.
 
-    Raises UnknownScheduleError, ProgramError, ModelError, PartitionError or DataError before
-    anything runs.
+    Raises ModelError or DataError before anything runs.
     """
 
     def __init__(
         self,
-        config: TrainerConfig,
+        agreement: Agreement,
         fabric: Fabric,
         flight: Flight = NO_FLIGHT,
         build: Build | None = None,
@@ -158,20 +154,18 @@ class Trainer:
 
         `share` makes, before that, what replicas share of the modules; None: `shards_of`.
         """
-        self.config, self.planned = config, lowered_of(config)
-        process = dist.get_rank() if config.num_processes > 1 else 0
-        self.replica, self.rank = divmod(process, config.world_size)
+        config = self.config = agreement.config
+        self.agreement, self.planned = agreement, agreement.program
+        place = Place.of(config)
+        self.replica, self.rank, self.ranks = place.replica, place.rank, place.ranks
+        self.everyone, self.same_rank = place.everyone, place.same_rank
         self.fabric, self.device = fabric, fabric.device
         placement = self.planned.placement
-        self.everyone = tuple(range(config.num_processes))  # process numbers, as the next two
-        self.ranks = self.everyone[process - self.rank :][: config.world_size]  # of this replica
-        self.same_rank = self.everyone[self.rank :: config.world_size]  # of all replicas
-        self.model = model_of(config, self.device)
+        self.model = model_of(config, self.device, is_tried=True)
         self.tokenizer = tokenizer_of(config)
         self._data = data_of(config, self.model, self.tokenizer, self.device)
-        self.partition = partition_of(config, self.model, placement.num_stages)
+        self.partition, self.messages = agreement.partition, agreement.messages
         self.shared_weights = self.model.shared_weights(self.partition)
-        self.messages = messages_of(config, self.model, self.partition)
         self.modules = {
             stage: self.model.build_stage(self.partition, stage, self.device)
             for stage in placement.stages_of(self.rank)
@@ -192,7 +186,7 @@ class Trainer:
         if build is not None and config.replicas == 1 and _rehearses(self):
             # Another runner's backward may be split by torch itself: stages are rehearsed whole.
             _rehearse(self, {s: _stage_of(self, s, is_whole=True) for s in self.modules})
-        self.runner: Runner = (build or _Executing)(self, self._progress or flight)
+        self.runner: Runner = (build or _executing)(self, self._progress or flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.trained().values()))
         self._gradient_norm: Tensor | None = None
         self._own_squares: Tensor | None = None  # of this rank's gradients, before clipping
@@ -453,39 +447,48 @@ class Trainer:
         return self.fabric.gather_objects(ours, self.everyone)
 
 
-class _Executing(Executor):
+class Executing(Executor):
     """The engine's own runner: an executor with channels of its own."""
 
-    def __init__(self, trainer: Trainer, flight: Flight) -> None:
-        config, fabric, self.lowered = trainer.config, trainer.fabric, trainer.planned
+    def __init__(
+        self,
+        agreement: Agreement,
+        fabric: Fabric,
+        stages: Mapping[int, StageRunner],
+        flight: Flight = NO_FLIGHT,
+        collectives: Collectives | None = None,
+        look_ahead: LookAhead | None = None,
+        delays_ns: Mapping[Edge, int] | None = None,
+    ) -> None:
+        """`delays_ns`: by how much longer the messages of an edge shall take, for emulation."""
+        config, place, program = agreement.config, Place.of(agreement.config), agreement.program
+        is_variable, messages = config.data.is_variable, agreement.messages
         self._opened = fabric.open_channels(
-            edges_of(self.lowered),
-            tuple(trainer.ranks[rank] for rank in self.lowered.placement.ranks),
-            trainer.messages,
+            edges_of(program),
+            tuple(place.ranks[rank] for rank in program.placement.ranks),
+            messages,
             config.data.num_microbatches,
-            with_shapes=config.data.is_variable,
+            with_shapes=is_variable,
+            delays_ns=delays_ns,
         )
-        stages = {index: _stage_of(trainer, index) for index in trainer.modules}
-        if _rehearses(trainer):
-            _rehearse(trainer, stages)
-        is_ahead = devices.is_accelerator(trainer.device)
         super().__init__(
-            self.lowered,
-            trainer.rank,
+            program,
+            place.rank,
             stages,
             self._opened,
             fabric.clock,
-            trainer.messages,
+            messages,
             flight,
-            trainer.shards,
-            trainer.replica,
-            LookAhead(trainer.device, config.issue_ahead) if is_ahead else None,
+            collectives,
+            place.replica,
+            look_ahead,
         )
+        self.lowered = program
         self.messages: Messages | None = None
-        if not config.data.is_variable:  # else the first microbatch does not tell what others cost
+        if not is_variable:  # else the first microbatch does not tell what others cost
             self.messages = Messages(
-                [message_bytes(m) for m in trainer.messages],
-                [message_bytes(gradient_message(m)) for m in trainer.messages],
+                [message_bytes(m) for m in messages],
+                [message_bytes(gradient_message(m)) for m in messages],
                 is_posted=fabric.transport not in ("memory", "gloo via host memory"),
                 is_queued=fabric.transport == "gloo",
             )
@@ -496,6 +499,16 @@ class _Executing(Executor):
     def close(self) -> None:
         for channel in self._opened.values():
             channel.close()
+
+
+def _executing(trainer: Trainer, flight: Flight) -> Executing:
+    stages = {index: _stage_of(trainer, index) for index in trainer.modules}
+    if _rehearses(trainer):
+        _rehearse(trainer, stages)
+    ahead = None
+    if devices.is_accelerator(trainer.device):
+        ahead = LookAhead(trainer.device, trainer.config.issue_ahead)
+    return Executing(trainer.agreement, trainer.fabric, stages, flight, trainer.shards, ahead)
 
 
 def _rehearses(trainer: Trainer) -> bool:

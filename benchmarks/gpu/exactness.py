@@ -16,7 +16,7 @@ from engine.plan.spans import Span
 from engine.run.clock import clock_for
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, TrainerConfig, connect
+from engine.trainer import Trainer, TrainerConfig, agree
 
 CASES = (("afab", 2), ("1f1b", 2), ("1f1b", 4), ("interleaved_1f1b", 2), ("zbv", 2))
 NUM_MICROBATCHES = 4
@@ -94,7 +94,7 @@ def settings_of(schedule: str, world_size: int) -> TrainerConfig:
 
 def train(fabric: Fabric, settings: TrainerConfig) -> Trained:
     """One rank's gradients of step 0, the spans of step 1, and the memory of step 2."""
-    trainer = Trainer(connect(settings, fabric), fabric)
+    trainer = Trainer(agree(settings, fabric), fabric)
     loss = trainer.compute_gradients(0)
     grads = {name: p.grad for name, p in trainer.parameters().items()}
     gradients = {name: grad.cpu() for name, grad in grads.items() if grad is not None}

@@ -19,7 +19,7 @@ from engine.model.data import DataSpec
 from engine.model.spec import ModelSpec
 from engine.run import device as devices
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, TrainerConfig, connect
+from engine.trainer import Trainer, TrainerConfig, agree
 
 SCHEDULES = ("afab", "zbv")
 LEFT_BYTES = (256 * 2**20, 64 * 2**20)
@@ -75,7 +75,7 @@ def train(fabric: Fabric, schedule: str, left_bytes: int) -> bool:
     seq_len = 1024 if fabric.device.type == "cuda" else 16
     data = DataSpec(seq_len=seq_len, num_microbatches=2 * NUM_MICROBATCHES)
     config = TrainerConfig(ModelSpec(preset, "float32"), data, schedule, 2)
-    trainer = Trainer(connect(config, fabric), fabric)
+    trainer = Trainer(agree(config, fabric), fabric)
     filling = _fill(fabric.device, left_bytes)
     watchdog = threading.Timer(PATIENCE_S, os._exit, [1])
     watchdog.daemon = True

@@ -11,7 +11,7 @@ from benchmarks.gpu.exactness import settings_of
 from benchmarks.gpu.findings import Bound, Finding
 from benchmarks.gpu.ranks import on_ranks
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, connect
+from engine.trainer import Trainer, agree
 
 CASES = (("afab", 2), ("1f1b", 2), ("interleaved_1f1b", 2), ("zbv", 2))
 NUM_CASES_IN_A_LAUNCH = 12
@@ -51,7 +51,7 @@ def count_streams(fabric: Fabric) -> tuple[int, int]:
     """The edges of this rank, and the fewest streams that their channels had in a launch."""
     fewest, num_edges = 10**6, 0
     for _ in range(NUM_CASES_IN_A_LAUNCH):
-        trainer = Trainer(connect(settings_of("interleaved_1f1b", 2), fabric), fabric)
+        trainer = Trainer(agree(settings_of("interleaved_1f1b", 2), fabric), fabric)
         trainer.step(0)
         channels = list(trainer.runner._opened.values())  # type: ignore[attr-defined]  # the engine's runner
         streams = {getattr(channel, "_stream", id(channel)) for channel in channels}

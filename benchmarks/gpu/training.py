@@ -8,7 +8,7 @@ from engine.model.data import DataSpec
 from engine.model.spec import ModelSpec
 from engine.run.clock import clock_for
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, TrainerConfig, connect
+from engine.trainer import Trainer, TrainerConfig, agree
 
 PRESETS = {"cuda": ModelSpec("llama-160m", "bfloat16"), "cpu": ModelSpec("llama-tiny", "float32")}
 SHAPES = {"cuda": (512, 16), "cpu": (32, 1)}
@@ -35,4 +35,4 @@ def trainer_on(
         1,
     )
     fabric = Fabric(device, clock_for(device), is_device_shared=False)
-    return Trainer(connect(config, fabric), fabric)
+    return Trainer(agree(config, fabric), fabric)

@@ -35,9 +35,6 @@ from engine.model.stage_module import (
 )
 from engine.model.storages import address, own_tensors
 
-SMALL = (1, 16)
-"""The shape of a microbatch's token ids where no other is known."""
-
 INPUT = "input"
 OUTPUT = "output"
 
@@ -254,9 +251,14 @@ class Chain:
         pieces: list[Piece],
         realise: Callable[[nn.Module, list[Piece]], list[Piece]],
         dtype: torch.dtype,
+        shape: tuple[int, int],
     ) -> None:
-        """`pieces` are fake; `realise` puts real weights, found in a built module, into some."""
+        """`pieces` are fake; `realise` puts real weights, found in a built module, into some.
+
+        `shape` is that of a microbatch's token ids, `[batch, seq]`.
+        """
         self._factory, self._pieces, self._realise = factory, pieces, realise
+        self._shape = shape
         self._dtype = dtype
         self._canonical = factory.canonical | factory.canonical_buffers
         self._surveys: dict[tuple[int, int], Survey] = {}
@@ -424,7 +426,7 @@ class Chain:
         structured = {n for piece in self._pieces if piece.is_one_value for n in piece.gives}
         layouts = {}
         for name in structured.intersection(self._crossing(cut)) - {OUTPUT}:
-            seen = next(iter(self._surveys.values()), None) or self._survey(*SMALL)
+            seen = self._survey(*self._shape)
             if not isinstance(seen.values[name], Tensor):
                 layouts[name] = Layout.of(seen.values[name])
         return layouts
@@ -440,7 +442,7 @@ class Chain:
         return tuple(name for name in made if name in used)
 
 
-def sequential(factory: Factory, dtype: torch.dtype) -> Chain:
+def sequential(factory: Factory, dtype: torch.dtype, shape: tuple[int, int]) -> Chain:
     """A chain of the children of an nn.Sequential, one that is used twice twice.
 
     Raises ModelError for a container that does more than call its children in a row.
@@ -459,7 +461,7 @@ def sequential(factory: Factory, dtype: torch.dtype) -> Chain:
     def realise(module: nn.Module, owned: list[Piece]) -> list[Piece]:
         return [replace(p, module=module.get_submodule(p.prefix.rstrip("."))) for p in owned]
 
-    return Chain(factory, pieces, realise, dtype)
+    return Chain(factory, pieces, realise, dtype, shape)
 
 
 _RUN_BY = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__iter__")

@@ -34,8 +34,8 @@ def open_model(
 
     An architecture of transformers is first tried, unless it `is_tried` already (`probe`).
 
-    `shape` is that of a microbatch's token ids, `[batch, seq]`: what a traced module is traced
-    for. `device`: where it will run. Raises ModelError.
+    `shape` is that of a microbatch's token ids, `[batch, seq]`: what a factory's module is run or
+    traced for. `device`: where it will run. Raises ModelError.
     """
     if spec.split != "trace" and spec.split_points:
         raise ModelError('split points are for split = "trace" only', "model.split_points")
@@ -57,7 +57,7 @@ def open_model(
 
         return traced(factory, spec.split_points, spec.torch_dtype, shape)
     if isinstance(factory.skeleton, nn.Sequential):
-        return sequential(factory, spec.torch_dtype)
+        return sequential(factory, spec.torch_dtype, shape)
     from transformers import PreTrainedModel
 
     if isinstance(factory.skeleton, PreTrainedModel):

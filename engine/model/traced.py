@@ -111,7 +111,7 @@ def traced(
     begun = [
         replace(piece, entrance=name) for piece, name in zip(pieces, ["", *called], strict=True)
     ]
-    return Chain(factory, begun, _realise, dtype)
+    return Chain(factory, begun, _realise, dtype, shape)
 
 
 def _exported(

@@ -21,7 +21,7 @@ from engine.run.memory import MemoryUse
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import Build as BuildRunner
-from engine.trainer import StepResult, Trainer, TrainerConfig, connect
+from engine.trainer import StepResult, Trainer, TrainerConfig, agree
 
 NUM_STEPS = 2
 SEQ_LEN = 16
@@ -80,10 +80,10 @@ def train(
     fabric: Fabric, is_member: bool, settings: TrainerConfig, runner: BuildRunner | None = None
 ) -> Outcome | None:
     """Two steps of training; by the executor, or another runner. The gradients are step 0's."""
-    settings = connect(settings, fabric)
+    agreement = agree(settings, fabric)
     if not is_member:
         return None
-    trainer = Trainer(settings, fabric, build=runner)
+    trainer = Trainer(agreement, fabric, build=runner)
     initial = {
         n: t.detach().clone() for m in trainer.modules.values() for n, t in m.own_state().items()
     }
@@ -108,10 +108,10 @@ def with_trainer(
     *arguments: Any,
 ) -> Any:
     """The result of `work` with a rank's trainer; of other ranks, None."""
-    settings = connect(settings, fabric)
+    agreement = agree(settings, fabric)
     if not is_member:
         return None
-    trainer = Trainer(settings, fabric)
+    trainer = Trainer(agreement, fabric)
     result = work(trainer, *arguments)
     trainer.close()
     return result
@@ -119,7 +119,8 @@ def with_trainer(
 
 def lone_trainer(settings: TrainerConfig) -> Trainer:
     """One in this process."""
-    return Trainer(settings, Fabric(CPU, HostClock(), is_device_shared=False))
+    fabric = Fabric(CPU, HostClock(), is_device_shared=False)
+    return Trainer(agree(settings, fabric), fabric)
 
 
 def memory_of(trainer: Trainer) -> MemoryUse:

@@ -19,7 +19,7 @@ from engine.plan.collectives import DataParallel, Zero3
 from engine.run.clock import HostClock
 from engine.run.collective_lane import CollectiveError
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, connect
+from engine.trainer import Trainer, agree
 
 TIMEOUT_S = 120
 """Of a collective: who is left is told as soon as the connection ends, long before."""
@@ -36,9 +36,9 @@ def train(process, folder, policy, fatal):
         timeout=timedelta(seconds=TIMEOUT_S),
     )
     fabric = Fabric(CPU, HostClock(), is_device_shared=False)
-    settings = connect(config("1f1b", 1, 2, replicas=2, sharding=policy), fabric)
+    agreement = agree(config("1f1b", 1, 2, replicas=2, sharding=policy), fabric)
     flight = FlightRecord(folder / f"flight-{process}", process)
-    trainer = Trainer(settings, fabric, flight)
+    trainer = Trainer(agreement, fabric, flight)
     trainer.step(0)
     if process == 1:
         usual = trainer.shards.begin

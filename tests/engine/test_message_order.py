@@ -26,7 +26,7 @@ from shuffled_programs import shuffled_program, with_own_transfers
 from engine.model.presets import PRESETS
 from engine.plan.check import check
 from engine.plan.program import to_csv
-from engine.trainer import Trainer, connect
+from engine.trainer import Trainer, agree
 
 TOLERANCE = 1e-10
 NUM_LAYERS = len(models.thin_sequential())  # fewer than stages: some are empty
@@ -44,11 +44,11 @@ def unsplit_thin(settings, initial):
 def gradients_of(fabric, is_member, all_settings):
     """The loss, this rank's weights and its gradients, for each of the settings."""
     results = []
-    for asked in all_settings:
-        settings = connect(asked, fabric)
+    for settings in all_settings:
+        agreement = agree(settings, fabric)
         if not is_member:
             continue
-        trainer = Trainer(settings, fabric)
+        trainer = Trainer(agreement, fabric)
         loss = trainer.compute_gradients(0)
         state = {n: t.detach() for m in trainer.modules.values() for n, t in m.own_state().items()}
         gradients = {name: p.grad for name, p in trainer.parameters().items()}

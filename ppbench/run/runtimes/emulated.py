@@ -57,7 +57,7 @@ class EmulatedRuntime(EmulatedTrainer):
         return None
 
     def run_facts(self) -> dict[str, object]:
-        return facts_of_run(self.config, self.program, self._device, self.transport)
+        return facts_of_run(self.agreement, self._device, self.transport)
 
     def rank_facts(self) -> dict[str, object]:
         return facts_of_rank("emulated", self.program, self.rank)

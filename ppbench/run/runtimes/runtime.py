@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from engine.configuration import TrainerConfig, model_of, partition_of, shares_of
+from engine.configuration import TrainerConfig, model_of
 from engine.connection import Agreement
 from engine.flight import Flight, Phase
 from engine.model.data import DataSpec
@@ -101,7 +101,7 @@ class RankContext:
     fabric: Fabric
     group: dist.ProcessGroup  # for control messages
     flight: Flight  # the record of its progress
-    config: TrainerConfig  # agreed on by all ranks
+    config: TrainerConfig
     cores: tuple[int, ...] | None = None  # those it is bound to
     places: tuple[Place, ...] = ()  # where each of the case's ranks is
 
@@ -137,20 +137,17 @@ class Factory(Protocol):
         """Return the runtime, built and ready to step."""
 
 
-def facts_of_run(
-    config: TrainerConfig, program: Program, device: torch.device, transport: str
-) -> dict[str, object]:
+def facts_of_run(agreement: Agreement, device: torch.device, transport: str) -> dict[str, object]:
     """Return columns of `runs`: how the model is cut into stages, and what moves messages."""
+    config, partition = agreement.config, agreement.partition
     model = model_of(config, device)
-    partition = partition_of(config, model, program.num_stages)
     sizes = model.costs.of_stages(partition)
-    shares = [round(share, 6) for share in shares_of(config, model, partition)]
     return {
         "num_parameters": model.num_parameters,
-        "num_stages": program.num_stages,
+        "num_stages": len(partition),
         "layers_per_stage": json.dumps([len(owned) for owned in partition]),
         "parameters_per_stage": json.dumps([int(size) for size in sizes]),
-        "stage_shares": json.dumps(shares),
+        "stage_shares": json.dumps([round(share, 6) for share in agreement.shares]),
         "transport": transport if config.num_processes > 1 else "none",
     }
 

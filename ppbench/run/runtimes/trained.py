@@ -15,7 +15,6 @@ from typing import TypeVar, TypeVarTuple
 import torch
 from torch.profiler import record_function
 
-from engine.configuration import model_of
 from engine.connection import Agreement
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.descriptions import FlopFacts
@@ -49,7 +48,7 @@ class EngineRuntime(Trainer):
         build: Build | None = None,
         share: Share | None = None,
     ) -> None:
-        super().__init__(agreement.config, fabric, flight, build, share)
+        super().__init__(agreement, fabric, flight, build, share)
 
     def peak(self) -> tuple[str, Peak]:
         device, config = self.device, self.config
@@ -61,10 +60,10 @@ class EngineRuntime(Trainer):
         return name, peak_of(device, dtype, config.num_processes, torch.get_num_threads())
 
     def flop_facts(self) -> FlopFacts:
-        return flop_facts(model_of(self.config, self.device))
+        return flop_facts(self.model)
 
     def run_facts(self) -> dict[str, object]:
-        return facts_of_run(self.config, self.program, self.device, self.fabric.transport)
+        return facts_of_run(self.agreement, self.device, self.fabric.transport)
 
     def rank_facts(self) -> dict[str, object]:
         num_parameters = sum(p.numel() for p in self.parameters().values())

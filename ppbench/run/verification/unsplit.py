@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from engine.configuration import data_of, lowered_of, model_of, partition_of, tokenizer_of
+from engine.configuration import data_of, lowered_of, model_of, tokenizer_of
 from engine.connection import autocast_of
 from engine.model.data import IGNORED
+from engine.model.partition import partition_layers
 from engine.run.device import random_state, set_random_state
 from engine.run.stage import loss_of
 from engine.trainer import TrainerConfig
@@ -29,7 +30,7 @@ from ppbench.run.verification.record import read_record, write_record
 def first_loss(
     results: Path, training: str, config: TrainerConfig, device: torch.device
 ) -> float | None:
-    """Return the first step's mean loss per token; `config` is the one agreed on.
+    """Return the first step's mean loss per token.
 
     `training` is its key (`losses.key_of_training`). None where there is no room to compute it, and
     for a model that draws random numbers, as dropout does, or whose forwards change its buffers, as
@@ -63,7 +64,8 @@ def sums_of_losses(
     finally:
         data.close()
     before = random_state(device)
-    partition = partition_of(config, model, lowered_of(config).num_stages)
+    num_stages = lowered_of(config).num_stages
+    partition = partition_layers("uniform", model.num_layers, num_stages)
     # Messages of all microbatches are kept, but never their logits.
     carried: list[tuple[Tensor, ...]] = [(inputs,) for inputs in batch.inputs[begin:]]
     sums: list[tuple[float, int]] = []

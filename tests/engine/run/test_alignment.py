@@ -28,7 +28,7 @@ from engine.run.alignment import (
 )
 from engine.run.clock import MAX_DRIFT_PPB, HostClock, Line, Ping
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, connect
+from engine.trainer import Trainer, agree
 
 DRIFTS = st.fractions(-1, 1).map(lambda share: share * MAX_DRIFT_PPB * Fraction(999, 10**12))
 
@@ -144,7 +144,7 @@ def test_one_rank_measures_nothing():
 
 
 def offsets_of_ranks(fabric, is_member, settings):
-    connect(settings, fabric)
+    agree(settings, fabric)
     return measure_offset(fabric, (0, 1, 2)) if is_member else None
 
 
@@ -165,7 +165,7 @@ class Apart:
 
 def step_apart(fabric, is_member, settings) -> Apart | None:
     """Train on ranks whose clocks are set ahead by some seconds."""
-    settings = connect(settings, fabric)
+    agreement = agree(settings, fabric)
     if not is_member:
         return None
     ranks, rank = tuple(range(settings.world_size)), dist.get_rank()
@@ -174,7 +174,7 @@ def step_apart(fabric, is_member, settings) -> Apart | None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "time", ahead)
         patch.setattr(alignment_room, "clock_identity", lambda: str(rank))
-        trainer = Trainer(settings, fabric)
+        trainer = Trainer(agreement, fabric)
         before = measure_offset(fabric, ranks)
         trainer.step(0)
         spans = trainer.step(1).spans

@@ -10,7 +10,7 @@ from engine.model.spec import ModelSpec
 from engine.plan.action import NO_INDEX, Op
 from engine.plan.spans import Lane, Span
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, TrainerConfig
+from engine.trainer import Trainer, TrainerConfig, agree
 
 
 def one_rank(num_microbatches):
@@ -20,7 +20,8 @@ def one_rank(num_microbatches):
 
 def test_each_action_has_one_span_with_the_clocks_times():
     clock = FakeClock([0, 10, 12, 30, 40, 45, 45, 70, 80, 81])
-    trainer = Trainer(one_rank(2), Fabric(torch.device("cpu"), clock, is_device_shared=False))
+    fabric = Fabric(torch.device("cpu"), clock, is_device_shared=False)
+    trainer = Trainer(agree(one_rank(2), fabric), fabric)
     spans = trainer.step(7).spans
     assert spans == [
         Span(7, 0, Lane.COMPUTE, 0, Op.F, 0, 0, 10, 0),

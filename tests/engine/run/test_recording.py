@@ -14,7 +14,7 @@ from engine.plan.lower import lower
 from engine.plan.schedules.registry import build_program
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
-from engine.trainer import Trainer, TrainerConfig, connect
+from engine.trainer import Trainer, TrainerConfig, agree
 
 NO_TIMES = FakeClock([])  # fails when it is asked for one
 
@@ -29,12 +29,12 @@ def in_turns(trainer: Trainer, recordings: list[Recording]):
 
 def without_clock(fabric: Fabric, is_member: bool, settings: TrainerConfig):
     """Steps on clocks that have no time to give."""
-    settings = connect(settings, fabric)
+    agreement = agree(settings, fabric)
     if not is_member:
         return None
     timeless = Fabric.__new__(Fabric)  # the same communicators
     timeless.__dict__.update(fabric.__dict__, clock=NO_TIMES)
-    trainer = Trainer(settings, timeless)
+    trainer = Trainer(agreement, timeless)
     for channel in trainer.runner._channels.values():
         channel._clock = NO_TIMES
     losses = [trainer.step(step, Recording.flight_only).loss for step in range(2)]

@@ -18,7 +18,7 @@ from engine.run.clock import HostClock
 from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric
 from engine.run.p2p.shared_memory import can_share_memory, make_room, open_channels
-from engine.trainer import Trainer, connect
+from engine.trainer import Trainer, agree
 
 EDGE = Edge(0, 1)
 MIB = 2**20
@@ -122,7 +122,7 @@ def test_more_messages_than_the_system_lets_wait_are_refused_before_training():
 
 def held(fabric, is_member, settings):
     """Open files and mappings before trainers were made, and after they were closed."""
-    settings = connect(settings, fabric)
+    agreement = agree(settings, fabric)
     if not is_member:
         return None
 
@@ -132,7 +132,7 @@ def held(fabric, is_member, settings):
         return len(list(Path("/proc/self/fd").iterdir())), maps
 
     def used():
-        trainer = Trainer(settings, fabric)
+        trainer = Trainer(agreement, fabric)
         trainer.step(0)
         trainer.close()
 

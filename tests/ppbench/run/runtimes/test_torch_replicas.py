@@ -7,7 +7,7 @@ from test_replicated import KINDS, NUM_STEPS, assert_as_one_device, train
 from engine.plan.action import Op
 from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero1, Zero3
 from engine.plan.spans import Lane
-from engine.trainer import Trainer
+from engine.trainer import Trainer, agree
 from ppbench.config.case import Case
 from ppbench.config.feasibility import problems_of_runtime
 from ppbench.run.runtimes.runtime import RefusalError
@@ -19,11 +19,10 @@ POLICIES = [NoCollectives(), DataParallel(), Zero3(), TorchWindow()]
 
 
 def trained_by_torch(fabric, is_member, settings):
-    shape = settings.num_processes, settings.world_size
-    fabric.connect([], tuple(range(shape[1])), (), settings.replicas)
+    agreement = agree(settings, fabric)
     if not is_member:
         return None
-    trainer = Trainer(settings, fabric, build=TorchPipeline, share=share_by_torch)
+    trainer = Trainer(agreement, fabric, build=TorchPipeline, share=share_by_torch)
     outcome = train(trainer)
     trainer.close()
     return outcome
@@ -72,10 +71,10 @@ def test_other_policies_are_refused_in_one_message(ranks):
 
 
 def memory_of_a_step(fabric, is_member, settings):
-    fabric.connect([], (0, 1), (), settings.replicas)
+    agreement = agree(settings, fabric)
     if not is_member:
         return None
-    trainer = Trainer(settings, fabric, build=TorchPipeline, share=share_by_torch)
+    trainer = Trainer(agreement, fabric, build=TorchPipeline, share=share_by_torch)
     whole_bytes = sum(p.numel() * p.element_size() for p in trainer.parameters().values())
     trainer.step(0)
     split = trainer.measure_memory(1).at_peak

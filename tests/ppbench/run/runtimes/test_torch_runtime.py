@@ -147,7 +147,7 @@ def with_torchs(fabric, is_member, settings, work, runner=TorchPipeline):
     agreement = agree(settings, fabric)
     if not is_member:
         return None
-    trainer = Trainer(agreement.config, fabric, build=runner)
+    trainer = Trainer(agreement, fabric, build=runner)
     result = work(trainer)
     trainer.close()
     return result
