@@ -1,9 +1,6 @@
 """Measures the costs of a model's layers here, and of a link between two ranks of this machine.
 
-    python -m engine.costs < request.json
-
-A process of its own, so that the caller needs no torch. Reads a JSON `CostRequest` and prints an
-answer on one line of JSON:
+The answer to a `CostRequest`, which `engine.describe` prints as JSON:
 
     {"costs": [{"microbatch_size": 1, "recompute": false, "costs": {...}}, ...],
      "left_out": [{"microbatch_size": 64, "recompute": false, "reason": "..."}],
@@ -17,7 +14,6 @@ told on standard error.
 from __future__ import annotations
 
 import dataclasses
-import json
 import multiprocessing
 import os
 import platform
@@ -32,14 +28,13 @@ import torch.distributed as dist
 from engine import device_variables
 from engine.connection import autocast_of
 from engine.interfaces import keep_to_loopback
-from engine.model.descriptions import CostRequest, Identity
+from engine.model.descriptions import CostRequest
 from engine.model.facts import spec_of
 from engine.model.split import open_model
 from engine.model.stage_module import ModelError, first_line
 from engine.plan.model_costs import LinkCosts, ModelCosts
 from engine.run import device as devices
 from engine.run.clock import clock_for
-from engine.run.heap import keep_freed_memory
 from engine.run.layer_costs import measure_model_costs
 from engine.run.link_costs import measure_link
 from engine.run.optimizer import OptimizerSpec
@@ -150,19 +145,3 @@ def _measure_as(rank: int, kind: str, folder: str) -> LinkCosts | None:
 
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def main() -> None:
-    device_variables.prepare(os.environ)  # also for the other rank of a link
-    request: dict[str, Any] = json.load(sys.stdin)
-    identity = Identity(**request.pop("identity"))
-    settings = tuple((int(size), bool(recompute)) for size, recompute in request.pop("settings"))
-    with os.fdopen(os.dup(1), "w") as answer:
-        os.dup2(2, 1)  # what factories and libraries print is not part of the answer
-        keep_freed_memory()
-        answer.write(json.dumps(answer_to(CostRequest(identity, settings=settings, **request))))
-        answer.write("\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Plain descriptions of models, and of checks of them, for processes that do not import torch.
 
-`engine.model.facts`, `engine.check` and `engine.costs` read and write them as JSON.
+`engine.describe` reads and writes them as JSON.
 """
 
 from __future__ import annotations

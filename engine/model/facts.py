@@ -1,18 +1,8 @@
-"""Prints what a sweep must know of models before it starts: sizes, limits, or a problem.
-
-    python -m engine.model.facts < requests.json
-
-A process of its own, so that the caller needs no torch. Reads a JSON list of requests and prints a
-JSON list of facts on one line.
-"""
+"""Finds what a sweep must know of a model before it starts: sizes, limits, or a problem."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import sys
-from typing import Any
 
 import torch
 
@@ -57,15 +47,3 @@ def facts_of(identity: Identity) -> Facts:
     if tokenizer is None:
         return facts
     return dataclasses.replace(facts, tokenizer_size=max(tokenizer.get_vocab().values()) + 1)
-
-
-def main() -> None:
-    requests: list[dict[str, Any]] = json.load(sys.stdin)
-    with os.fdopen(os.dup(1), "w") as answer:
-        os.dup2(2, 1)  # what factories and libraries print is not part of the answer
-        facts = [dataclasses.asdict(facts_of(Identity(**request))) for request in requests]
-        answer.write(json.dumps(facts) + "\n")
-
-
-if __name__ == "__main__":
-    main()

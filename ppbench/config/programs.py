@@ -13,9 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
-import subprocess
-import sys
 from collections.abc import Iterable
 from operator import mul
 from pathlib import Path
@@ -49,6 +46,7 @@ from engine.plan.schedules.registry import (
 )
 from engine.plan.walk import of_kinds
 from ppbench.config.case import SETTINGS, TIMES, Case
+from ppbench.config.described import ask
 from ppbench.config.toml import read_source, unknown_key
 from ppbench.errors import UsageError
 
@@ -236,11 +234,8 @@ def read_costs(file: str) -> dict[str, tuple[float, ...]]:
     return times
 
 
-COMMAND = (sys.executable, "-m", "engine.model.facts")
-
-
 def is_plain_preset(identity: Identity) -> bool:
-    """Whether all facts are known without that process."""
+    """Whether all facts are known without a process that has torch."""
     is_bytes = identity.tokenizer in ("auto", "bytes")
     return identity.model in PRESETS and identity.split == "auto" and is_bytes
 
@@ -276,18 +271,10 @@ def facts_of(identities: Iterable[Identity]) -> dict[Identity, Facts]:
     others = [model for model in distinct if model not in known]
     if not others:
         return known
-    question = json.dumps([dataclasses.asdict(identity) for identity in others])
-    done = subprocess.run(COMMAND, input=question, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or not lines:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        names = ", ".join(dict.fromkeys(identity.model for identity in others))
-        raise UsageError(
-            f"{names}: cannot be inspected; python -m engine.model.facts ended with exit code "
-            f"{done.returncode}: {last}"
-        )
-    # A factory's module may print when it is imported, before the answer.
-    for model, answer in zip(others, json.loads(lines[-1]), strict=True):
+    names = ", ".join(dict.fromkeys(identity.model for identity in others))
+    question = [dataclasses.asdict(identity) for identity in others]
+    answers = ask("facts", question, f"{names}: cannot be inspected")
+    for model, answer in zip(others, answers, strict=True):
         if problem := answer.get("problem"):
             known[model] = Facts(problem=Problem(**problem))
             continue

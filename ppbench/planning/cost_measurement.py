@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from typing import Any
 
 from engine.model.descriptions import CostRequest
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from ppbench.config.described import ask
 from ppbench.errors import UsageError
 from ppbench.planning.cost_set import MEASURED, CostSet, Setting
-
-COMMAND = (sys.executable, "-m", "engine.costs")
-_NOISE = ("USDT:", "[W")  # what torch's profiler prints
 
 OnProgress = Callable[[str], None]
 
@@ -29,8 +22,8 @@ def measure_costs(request: CostRequest, on_progress: OnProgress | None = None) -
     be measured.
     """
     tell = on_progress or (lambda _line: None)
-    answer = _answer_to(request, tell)
     name = request.identity.model
+    answer = ask("costs", dataclasses.asdict(request), f"{name}: costs cannot be measured", tell)
     if (problem := answer.get("problem")) is not None:
         raise UsageError(
             f"{name}: costs cannot be measured: {problem['key']}: {problem['message']}"
@@ -64,33 +57,3 @@ def measure_costs(request: CostRequest, on_progress: OnProgress | None = None) -
         LinkCosts() if answer["link"] is None else LinkCosts(**answer["link"]),
         str(answer.get("device_name", "")),
     )
-
-
-def _answer_to(request: CostRequest, tell: OnProgress) -> dict[str, Any]:
-    """Run the process; its notes are passed on, and the last of them explain its failure."""
-    last = "no output"
-    with tempfile.TemporaryFile("w+") as question, tempfile.TemporaryFile("w+") as answer:
-        json.dump(dataclasses.asdict(request), question)
-        question.seek(0)
-        with subprocess.Popen(
-            COMMAND, stdin=question, stdout=answer, stderr=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stderr is not None
-            try:
-                for line in process.stderr:
-                    if text := line.strip():
-                        last = text
-                        if not text.startswith(_NOISE):
-                            tell(text)
-            except BaseException:
-                process.kill()
-                raise
-        answer.seek(0)
-        lines = answer.read().splitlines()
-    if process.returncode != 0 or not lines:
-        raise UsageError(
-            f"{request.identity.model}: costs cannot be measured; python -m engine.costs ended "
-            f"with exit code {process.returncode}: {last}"
-        )
-    result: dict[str, Any] = json.loads(lines[-1])
-    return result

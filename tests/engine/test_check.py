@@ -72,7 +72,7 @@ def facts(tmp_path_factory):
         request("llama-tiny", tokenizer="/no/such/folder"),
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "engine.model.facts"],
+        [sys.executable, "-m", "engine.describe", "facts"],
         input=json.dumps(requests),
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ from recordings import Done, ppbench
 from toml_mutations import BASES, Mutation, mutate
 
 from engine.model import local_files
-from ppbench.config import programs as models
+from ppbench.config import described
 from ppbench.config.reader import read_sweep
 from ppbench.errors import SweepFileError, UsageError
 
@@ -31,7 +31,7 @@ LOCATED = re.compile(r"sweep\.toml:\d+: |--[a-z-]+")
 def folder(tmp_path, monkeypatch):
     """The working directory, with a process at hand that knows every model at once."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(models, "COMMAND", (sys.executable, "-S", "-c", ANSWER))
+    monkeypatch.setattr(described, "COMMAND", (sys.executable, "-S", "-c", ANSWER))
     monkeypatch.setattr(local_files, "MOST_PATHS", 1000)  # some mutations name the root
     return tmp_path
 

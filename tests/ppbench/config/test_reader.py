@@ -11,7 +11,7 @@ from sweep_files import assert_refused, only_case, read
 from engine.model.descriptions import Facts
 from engine.plan.schedules.registry import ProgramFileError
 from ppbench.cautions import MIN_STEPS
-from ppbench.config import programs as models
+from ppbench.config import described
 from ppbench.config.case import CASE_KEYS, SETTINGS, Case, Measure
 from ppbench.config.feasibility import problems_of_fit
 from ppbench.config.programs import check_file_unchanged, link_ns_of
@@ -224,7 +224,7 @@ def answers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def set_code(code):
-        monkeypatch.setattr(models, "COMMAND", (sys.executable, "-S", "-c", code))
+        monkeypatch.setattr(described, "COMMAND", (sys.executable, "-S", "-c", code))
 
     set_code(ANSWERS)
     return set_code
@@ -276,7 +276,7 @@ def test_what_the_model_cannot_do_is_located(tmp_path, answers, text, where, wha
 
 def test_models_that_cannot_be_looked_at_are_one_clear_error(tmp_path, answers):
     answers("raise RuntimeError('the disk is full')")
-    message = "a/b: cannot be inspected; python -m engine.model.facts ended with exit code 1: "
+    message = "a/b: cannot be inspected; python -m engine.describe facts ended with exit code 1: "
     what = f"{message}RuntimeError: the disk is full"
     assert_refused(tmp_path, "model.preset = 'a/b'", "1: model.preset", what)
 

@@ -9,8 +9,8 @@ import pytest
 
 from engine.model.descriptions import CostRequest, Identity
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from ppbench.config import described
 from ppbench.errors import SweepFileError, UsageError
-from ppbench.planning import cost_measurement
 from ppbench.planning.cost_file import read_costs_file, write_costs_file
 from ppbench.planning.cost_measurement import measure_costs
 from ppbench.planning.cost_set import CostSet, Setting
@@ -252,7 +252,7 @@ def test_costs_are_measured_by_a_process_of_their_own(has_link):
 
 
 def answering(monkeypatch, program):
-    monkeypatch.setattr(cost_measurement, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(described, "COMMAND", (sys.executable, "-c", program))
 
 
 def test_a_process_that_dies_is_told_with_its_last_words(monkeypatch):
