@@ -43,6 +43,8 @@ def ask(
         answer.seek(0)
         lines = answer.read().splitlines()
     if process.returncode != 0 or not lines:
-        command = " ".join(("python", *COMMAND[1:3], question))
-        raise UsageError(f"{failure}; {command} ended with exit code {process.returncode}: {last}")
+        raise UsageError(
+            f"{failure}; python -m engine.describe {question} ended with exit code "
+            f"{process.returncode}: {last}"
+        )
     return json.loads(lines[-1])  # what is printed at import comes before the answer
