@@ -66,6 +66,8 @@ def build_optimizer(
     if spec.name == "adamw":
         decay = spec.weight_decay
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=is_fused)
+    # The fused kernel for the CPU leaves weights in bfloat16 as they are (torch 2.13).
+    is_fused &= not any(p.dtype == torch.bfloat16 and p.device.type == "cpu" for p in parameters)
     return torch.optim.SGD(parameters, lr=rate, momentum=spec.momentum, fused=is_fused)
 
 
