@@ -39,7 +39,6 @@ from engine.model.spec import ModelSpec
 from engine.plan.spans import COLUMNS, Span
 from engine.run.optimizer import build_optimizer
 from engine.run.p2p.fabric import Fabric
-from engine.run.stage import loss_of
 from engine.trainer import Trainer, agree
 from ppbench.analysis.metrics import step_figures, windows
 from ppbench.config.feasibility import TORCH_SCHEDULES
@@ -174,7 +173,7 @@ def _plain_loop(trainer: Trainer, num_steps: int) -> Turn:
     ]
 
     def loss_fn(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return loss_of(logits, targets, num_tokens)
+        return trainer.model.task.loss(logits, targets, num_tokens)
 
     kind: Any = get_schedule_class(TORCH_SCHEDULES[config.schedule])
     owned = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.model.data import Data, DataSpec, load_tokenizer
+from engine.model.data import DataSpec, Loader, load_tokenizer
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from engine.model.stage_module import Model, ModelError
@@ -123,6 +123,11 @@ def model_of(config: TrainerConfig, device: torch.device, *, is_tried: bool = Fa
     shape = (data.microbatch_size, data.longest)
     spec = dataclasses.replace(config.model, partition="uniform")  # it is cut only later
     model = _opened(spec, shape, device, is_tried=is_tried)
+    if model.task.vocab_size is None:  # the length is that of the factory's batches
+        if data.is_variable:
+            message = f'{config.model.name} brings its own batches; seq_len cannot be "variable"'
+            raise ModelError(message, "seq_len")
+        return model
     is_too_long = model.max_positions is not None and data.longest > model.max_positions
     if is_too_long and not data.is_variable:
         raise ModelError(
@@ -178,8 +183,8 @@ def data_of(
     model: Model,
     tokenizer: PreTrainedTokenizerBase | None,
     device: torch.device,
-) -> Data:
+) -> Loader:
     """The loader of all replicas' microbatches. Raises DataError."""
     spec = data_spec_of(config, model)
     spec = dataclasses.replace(spec, num_microbatches=config.replicas * spec.num_microbatches)
-    return Data(spec, model.vocab_size, tokenizer, pin_memory=devices.is_accelerator(device))
+    return model.task.data(spec, tokenizer, pin_memory=devices.is_accelerator(device))

@@ -45,6 +45,7 @@ class Agreement:
     shares: list[float]  # each stage's share of what the partition balances, else of the layers
     messages: list[Message]  # what each stage but the last sends for one microbatch, at its longest
     shared: list[Ranks]  # who share a weight, one entry for each that several ranks share
+    num_targets: int  # of one microbatch, at its longest
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
     """
     program = lowered_of(config)
     if config.num_processes == 1 and dist.is_initialized() and dist.get_rank() > 0:
-        return Agreement(config, program, [], [], [], [])
+        return Agreement(config, program, [], [], [], [], 0)
     decide = functools.partial(_decide, config, program, fabric.device)
     decided = decide() if config.num_processes == 1 else broadcast(decide)
     agreement = Agreement(config, program, *decided)
@@ -86,7 +87,7 @@ def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
 
 def _decide(
     config: TrainerConfig, program: Program, device: torch.device
-) -> tuple[list[range], list[float], list[Message], list[Ranks]]:
+) -> tuple[list[range], list[float], list[Message], list[Ranks], int]:
     """Decide the fields of the agreement after the program."""
     model, num_stages = model_of(config, device), program.num_stages
     data = data_spec_of(config, model)
@@ -116,6 +117,7 @@ def _decide(
         [total / max(sum(totals), 1e-30) for total in totals],
         model.messages(partition, *shape),
         [some for some in owners if len(some) > 1],
+        model.task.example(*shape)[1].numel(),
     )
 
 

@@ -75,12 +75,9 @@ class EmulatedTrainer:
         self._executor = Executing(
             agreement, fabric, self.stages, flight, self._collectives, delays_ns=delays_ns
         )
-        # Of the right size; the token ids are never read. As in training, the tokens are those of
-        # all replicas.
-        data = config.data
-        microbatch = torch.zeros(data.microbatch_size, data.longest, dtype=torch.int64)
-        microbatches = (microbatch,) * data.num_microbatches
-        num_tokens = config.replicas * data.num_microbatches * microbatch.numel()
+        # They are never read. As in training, the targets are those of all replicas.
+        microbatches = (torch.empty(0),) * config.data.num_microbatches
+        num_tokens = config.replicas * len(microbatches) * agreement.num_targets
         self._batch = StepBatch(microbatches, microbatches, num_tokens)
 
     def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:

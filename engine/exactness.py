@@ -119,8 +119,8 @@ def try_author(config: TrainerConfig, device: torch.device, free_bytes: float) -
         if has_room := needed <= _MOST_OF_FREE * free_bytes:
             batch = data_of(config, model, tokenizer_of(config), CPU).step(0).to(device)
             first = StepBatch(batch.inputs[:1], batch.targets[:1], batch.num_tokens)
-            module = author_module(config.model, device)
-            train_unsplit(module, first, autocast_of(config.autocast, device))
+            module, criterion = author_module(config.model, device)
+            train_unsplit(module, first, autocast_of(config.autocast, device), criterion)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise NoRoomError(_NO_MEMORY) from error
     except Exception as error:  # a user's module may raise anything
@@ -245,7 +245,8 @@ class _Author:
         self._data = data_of(config, model_of(config, CPU), tokenizer_of(config), CPU)
         self._kind = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
         self._drawn: set[tuple[int, bytes]] = set()
-        self._module = module = author_module(config.model, device)
+        module, self._criterion = author_module(config.model, device)
+        self._module = module
         initial = initial_weights(config.model, module, device)
         if getattr(getattr(module, "config", None), "output_router_logits", False):
             self.exactness.notes.append("the router's auxiliary loss, which is not trained")
@@ -270,7 +271,8 @@ class _Author:
         batch = self._data.step(number).to(self._device)
         before = random_state(self._device)
         with self._drawing_as(parts, where) as has_drawn:
-            loss = train_unsplit(module, batch, autocast_of(config.autocast, self._device))
+            autocast = autocast_of(config.autocast, self._device)
+            loss = train_unsplit(module, batch, autocast, self._criterion)
         if not has_drawn and not torch.equal(before, random_state(self._device)):
             raise InexactError(
                 f"the author's module draws random numbers{where}, as dropout does, and no rank "

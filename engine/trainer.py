@@ -522,13 +522,14 @@ def _rehearse(trainer: Trainer, stages: Mapping[int, Stage]) -> None:
     Sharded parameters are gathered for it: every replica rehearses the same stages.
     """
     data, row = trainer.config.data, trainer.planned.actions[trainer.rank]
-    ids = torch.zeros(data.microbatch_size, data.longest, dtype=torch.int64, device=trainer.device)
+    example = trainer.model.task.example(data.microbatch_size, data.longest)
+    inputs, targets = (tensor.to(trainer.device) for tensor in example)
     for index, stage in stages.items():
         takes = None if stage.is_first else trainer.messages[index - 1]
         sends = None if stage.is_last else trainer.messages[index]
         ops = {action.op for action in row if action.stage == index}
         with _whole(trainer, index):
-            rehearse(stage, takes, sends, ids, ops)
+            rehearse(stage, takes, sends, (inputs, targets), ops)
 
 
 @contextlib.contextmanager
@@ -570,8 +571,15 @@ def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
     autocast = autocast_of(config.autocast, trainer.device)
     has_split = any(action.op is Op.I and action.stage == index for action in row)
     is_split = has_split and not config.compile and not is_whole  # what is compiled is left whole
-    keeps = not config.data.is_variable
-    return Stage(module, sends, autocast, receives=receives, is_split=is_split, keeps_shapes=keeps)
+    return Stage(
+        module,
+        sends,
+        autocast,
+        loss=trainer.model.task.loss,
+        receives=receives,
+        is_split=is_split,
+        keeps_shapes=not config.data.is_variable,
+    )
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:

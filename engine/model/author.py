@@ -1,14 +1,15 @@
 """The module that a model's author wrote, whole: how it is made, and how a step of it is trained.
 
 Nothing here cuts a model or fills its stages: a mistake of that code would be made on both sides of
-a comparison. A step is the module's own forward on token ids, torch's cross entropy and backward.
+a comparison. A step is the module's own forward on token ids, torch's cross entropy and backward;
+or on the batches that its factory brings, by the factory's own loss.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from engine.model.data import IGNORED, StepBatch
-from engine.model.factory import dtype_for, find_factory, seeded
+from engine.model.factory import dtype_for, find_factory, parts_of, seeded
 from engine.model.presets import PRESETS
 from engine.model.spec import ModelSpec
 
@@ -31,17 +32,27 @@ LEAST_SCALE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 1e-1}
 BatchNorm, say, the gradient of a bias is 0, and its computed value is rounding of others."""
 
 
-def author_module(spec: ModelSpec, device: torch.device) -> nn.Module:
-    """Make the whole module of a model, ready to train. Raises what the author's code raises."""
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""A factory's own loss, the mean over a microbatch, of output and targets."""
+
+
+def author_module(spec: ModelSpec, device: torch.device) -> tuple[nn.Module, Criterion | None]:
+    """Make the whole module of a model, ready to train, and the loss that a factory brings.
+
+    Raises what the author's code raises.
+    """
     if spec.is_factory:
         with seeded(spec.seed):
-            module = find_factory(spec.name)()
+            module, brought = parts_of(spec.name, find_factory(spec.name)())
+        loss = None if brought is None else brought[1]
+        if isinstance(loss, nn.Module):
+            loss.to(device, torch.promote_types(spec.torch_dtype, torch.float32))
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             owner, _, own = name.rpartition(".")
             is_state = own not in module.get_submodule(owner)._non_persistent_buffers_set
             if is_state or not is_transformers(module):  # `from_pretrained` casts no frequencies
                 tensor.data = tensor.data.to(dtype_for(tensor, spec.torch_dtype))
-        return module.to(device).train()
+        return module.to(device).train(), loss
     from transformers import AutoConfig, AutoModelForCausalLM
 
     consent = {"trust_remote_code": spec.trust_remote_code}
@@ -49,7 +60,7 @@ def author_module(spec: ModelSpec, device: torch.device) -> nn.Module:
         read: nn.Module = AutoModelForCausalLM.from_pretrained(
             spec.name, dtype=spec.torch_dtype, **consent
         )
-        return read.to(device).train()
+        return read.to(device).train(), None
     if spec.name in PRESETS:
         from engine.model.pretrained import preset_config
 
@@ -60,7 +71,7 @@ def author_module(spec: ModelSpec, device: torch.device) -> nn.Module:
         drawn: nn.Module = AutoModelForCausalLM.from_config(
             config, dtype=spec.torch_dtype, **consent
         )
-    return drawn.to(device).train()
+    return drawn.to(device).train(), None
 
 
 def reads_checkpoint(spec: ModelSpec) -> bool:
@@ -80,7 +91,7 @@ def initial_weights(spec: ModelSpec, module: nn.Module, device: torch.device) ->
     if not (spec.is_factory or reads_checkpoint(spec)):
         return {}
     state = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
-    again = author_module(spec, device).state_dict()
+    again = author_module(spec, device)[0].state_dict()
     same = (name for name in state if name in again and is_same(state[name], again[name]))
     return {name: state[name].clone() for name in same}
 
@@ -89,35 +100,41 @@ def is_transformers(module: nn.Module) -> bool:
     return hasattr(module, "base_model_prefix")
 
 
-def loss_of(module: nn.Module, ids: Tensor, targets: Tensor, num_tokens: int) -> Tensor:
-    """Call the module as its author does; return a microbatch's share of the step's mean loss."""
-    given: dict[str, object] = {"input_ids": ids, "use_cache": False}
-    output = module(**given) if is_transformers(module) else module(ids)
+def output_of(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Call the module as its author does; return its logits, or all that it returns."""
+    if getattr(module, "main_input_name", "") == "input_ids":
+        output = module(input_ids=inputs, use_cache=False)
+    else:
+        output = module(inputs)
     named = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
     first = output[:1] if isinstance(output, tuple | list) else ()
-    logits = next((part for part in (output, named, *first) if isinstance(part, Tensor)), None)
-    if logits is None:
+    result = next((part for part in (output, named, *first) if isinstance(part, Tensor)), None)
+    if result is None:
         raise TypeError(f"the module returns a {type(output).__name__} without logits")
-    if logits.dtype not in (torch.float32, torch.float64):
-        logits = logits.float()
-    total = cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED
-    )
-    return total / num_tokens
+    return result if result.dtype in (torch.float32, torch.float64) else result.float()
 
 
 def train_unsplit(
-    module: nn.Module, batch: StepBatch, autocast: AbstractContextManager[object] | None = None
+    module: nn.Module,
+    batch: StepBatch,
+    autocast: AbstractContextManager[object] | None = None,
+    criterion: Criterion | None = None,
 ) -> float:
-    """Leave a step's gradients in the module's parameters; return its mean loss per token.
+    """Leave a step's gradients in the module's parameters; return its mean loss.
 
-    All microbatches are run one after the other, forward and backward.
+    It is the mean per token, or that of the microbatches' losses by the factory's `criterion`. All
+    microbatches are run one after the other, forward and backward.
     """
     module.zero_grad(set_to_none=True)
     total = 0.0
-    for ids, targets in zip(batch.inputs, batch.targets, strict=True):
+    for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
         with autocast or contextlib.nullcontext():
-            loss = loss_of(module, ids.clone(), targets, batch.num_tokens)  # it may write to it
+            output = output_of(module, inputs.clone())  # it may write to it
+        if criterion is None:
+            tokens = output.flatten(0, 1), targets.flatten()
+            loss = cross_entropy(*tokens, reduction="sum", ignore_index=IGNORED) / batch.num_tokens
+        else:
+            loss = criterion(output, targets) / len(batch.inputs)
         torch.autograd.backward(loss)
         total += loss.item()
     return total

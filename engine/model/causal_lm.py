@@ -37,6 +37,7 @@ from engine.model.stage_module import (
     TensorSpec,
 )
 from engine.model.storages import first_names, sources_of
+from engine.model.task import NextToken, Own, Task
 
 CAUSAL = "engine_causal"
 """transformers' SDPA attention under a name for which it builds no mask.
@@ -151,10 +152,12 @@ class CausalLM:
         build: Callable[[], PreTrainedModel],
         fill: Fill,
         hooked: Collection[str] = (),
+        own: Own | None = None,
     ) -> None:
         """`build` makes the whole model on the meta device; `fill` gives a cut one its weights.
 
-        `hooked` are the weights whose own hooks look at their gradients.
+        `hooked` are the weights whose own hooks look at their gradients, `own` the batches and loss
+        that a factory brings.
         Raises ModelError when the architecture has no plan, or one that does not say where
         everything belongs.
         """
@@ -175,23 +178,9 @@ class CausalLM:
         cut = {n: skeleton.get_submodule(n) for n in ("", skeleton.base_model_prefix, last)}
         hooks = {name or self.architecture: hook_on(module) for name, module in cut.items()}
         self._hooks = {name: what for name, what in hooks.items() if what}
-        # Layers may not write to one place of a cache, which training here goes without.
-        prefix, places = f"{self._base}{self.plan.layers}.", dict[tuple[object, str], str]()
-        has_cache = getattr(self.config, "use_cache", False)
-        for name, module in skeleton.named_modules(remove_duplicate=False) if has_cache else ():
-            index = vars(module).get("layer_idx")
-            if index is None or not name.startswith(prefix):
-                continue
-            first = places.setdefault((index, name.removeprefix(prefix).partition(".")[2]), name)
-            if first != name:
-                raise ModelError(
-                    f"{self.architecture}: {first} and {name} have the same layer_idx, so a call "
-                    "with the model's cache lets the second see the keys of the first; set "
-                    "config.use_cache = False, as for training, or give each its own"
-                )
         self.num_layers = len(layers)
         self.num_parameters = _num_parameters(skeleton)
-        self.vocab_size = int(self.config.vocab_size)
+        self.task: Task = own or NextToken(int(self.config.vocab_size))
         self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
         self.dtype = skeleton.dtype
         sizes = [_num_parameters(layer) for layer in layers]
@@ -250,8 +239,13 @@ class CausalLM:
         return next(stage for stage, layers in enumerate(partition) if layer in layers)
 
     def messages(self, partition: Partition, batch: int, seq_len: int) -> list[Message]:
-        hidden = TensorSpec((batch, seq_len, int(self.config.hidden_size)), self.dtype)
+        ids, _ = self.task.example(batch, seq_len)
+        hidden = TensorSpec((*ids.shape, int(self.config.hidden_size)), self.dtype)
         return [(hidden,)] * (len(partition) - 1)
+
+    def output(self, batch: int, seq_len: int) -> TensorSpec:
+        ids, _ = self.task.example(batch, seq_len)
+        return TensorSpec((*ids.shape, int(self.config.vocab_size)), self.dtype)
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         layers = partition[stage]

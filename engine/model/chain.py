@@ -34,6 +34,7 @@ from engine.model.stage_module import (
     TensorSpec,
 )
 from engine.model.storages import address, own_tensors
+from engine.model.task import Task
 
 INPUT = "input"
 OUTPUT = "output"
@@ -252,6 +253,7 @@ class Chain:
         realise: Callable[[nn.Module, list[Piece]], list[Piece]],
         dtype: torch.dtype,
         shape: tuple[int, int],
+        task: Task,
     ) -> None:
         """`pieces` are fake; `realise` puts real weights, found in a built module, into some.
 
@@ -265,13 +267,7 @@ class Chain:
         self.num_layers = len(pieces)
         self.num_parameters = sum(p.numel() for p in factory.skeleton.parameters())
         self.max_positions: int | None = None
-        modules = factory.skeleton.modules()
-        embedding = next((m for m in modules if isinstance(m, nn.Embedding)), None)
-        if embedding is None:
-            raise ModelError(
-                f'"{factory.name}": has no nn.Embedding, so its vocabulary is not known'
-            )
-        self.vocab_size = embedding.num_embeddings
+        self.task = task
         sizes = [sum(p.numel() for p in set(piece.tensors().values())) for piece in pieces]
         self.costs = Costs(tuple(sizes))
 
@@ -307,6 +303,10 @@ class Chain:
                     )
         return [self._message(seen, layers.stop) for layers in partition[:-1]]
 
+    def output(self, batch: int, seq_len: int) -> TensorSpec:
+        output = self._survey(batch, seq_len).values[OUTPUT]
+        return TensorSpec(tuple(output.shape), output.dtype)
+
     def check_recomputation(self, batch: int, seq_len: int, layers: Collection[int]) -> None:
         """Refuse layers that write to what others see: their recomputed forwards run on clones.
 
@@ -339,20 +339,16 @@ class Chain:
                     what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                     raise self._error(f"{self._called(index)} fails: {what}") from error
 
+            example, _ = self.task.example(batch, seq_len)
             with self._factory.fake:
-                values = {INPUT: torch.zeros(batch, seq_len, dtype=torch.int64)}
+                values = {INPUT: self._factory.fake.from_tensor(example)}
                 seen = survey(self._pieces, values, run)
-            logits = seen.values[OUTPUT]
-            is_tensor = isinstance(logits, Tensor)
-            if not is_tensor or logits.dim() != 3 or logits.shape[:2] != (batch, seq_len):
-                kind = type(logits).__name__
-                given = f"tensor {list(logits.shape)}" if is_tensor else kind
-                expected = f"logits [{batch}, {seq_len}, vocabulary]"
-                ids = [batch, seq_len]
-                raise self._error(f"returns a {given}; expected {expected} for ids {ids}")
-            if not logits.requires_grad:
+            output = seen.values[OUTPUT]
+            if problem := self.task.problem_of(output, batch, seq_len):
+                raise self._error(problem)
+            if not output.requires_grad:
                 raise self._error(
-                    "the logits depend on no parameter that requires a gradient, so there is "
+                    "the output depends on no parameter that requires a gradient, so there is "
                     "nothing to train; do not detach what they are computed from, or freeze less"
                 )
             self._surveys[batch, seq_len] = seen
@@ -442,7 +438,7 @@ class Chain:
         return tuple(name for name in made if name in used)
 
 
-def sequential(factory: Factory, dtype: torch.dtype, shape: tuple[int, int]) -> Chain:
+def sequential(factory: Factory, dtype: torch.dtype, shape: tuple[int, int], task: Task) -> Chain:
     """A chain of the children of an nn.Sequential, one that is used twice twice.
 
     Raises ModelError for a container that does more than call its children in a row.
@@ -461,7 +457,7 @@ def sequential(factory: Factory, dtype: torch.dtype, shape: tuple[int, int]) -> 
     def realise(module: nn.Module, owned: list[Piece]) -> list[Piece]:
         return [replace(p, module=module.get_submodule(p.prefix.rstrip("."))) for p in owned]
 
-    return Chain(factory, pieces, realise, dtype, shape)
+    return Chain(factory, pieces, realise, dtype, shape, task)
 
 
 _RUN_BY = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__iter__")

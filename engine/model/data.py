@@ -15,19 +15,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from engine.model.sequences import (
     IGNORED,
     DocumentSequences,
-    FlatBatch,
     Order,
     PackedSequences,
     Sequences,
@@ -39,7 +38,16 @@ from engine.model.tokens import DataError, load_tokenizer, open_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["IGNORED", "VARIABLE", "Data", "DataError", "DataSpec", "StepBatch", "load_tokenizer"]
+__all__ = [
+    "IGNORED",
+    "VARIABLE",
+    "Data",
+    "DataError",
+    "DataSpec",
+    "Loader",
+    "StepBatch",
+    "load_tokenizer",
+]
 
 VARIABLE: Final = "variable"
 BYTE_VOCABULARY = 256
@@ -82,7 +90,10 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Token ids and their successors, per microbatch `[sequence, token]`, int64."""
+    """Inputs and targets per microbatch: token ids and their successors `[sequence, token]`, int64.
+
+    Those of a factory are what it makes of them (`task`).
+    """
 
     inputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]  # IGNORED where the input is padding
@@ -97,8 +108,73 @@ class StepBatch:
         return StepBatch(inputs, targets, self.num_tokens)
 
 
-class Data:
-    """Draws the batch of any step. Steps in order come from a loader that works ahead.
+class Whole(Protocol):
+    """A step's batch as the loader hands it over; its own `pin_memory` pins it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Targets that count."""
+
+    def split(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Inputs and targets per microbatch."""
+
+
+class Loader:
+    """Draws the batch of any step; steps in order come from a loader of torch that works ahead."""
+
+    def __init__(
+        self,
+        rows: Dataset[Any],
+        rows_from: Callable[[int], Iterator[list[int]]],
+        collate: Callable[[Any], Whole],
+        num_workers: int,
+        *,
+        pin_memory: bool = False,
+    ) -> None:
+        """`rows_from(step)` has the rows of each step from that one on, `collate` makes a batch."""
+        self._rows, self._rows_from, self._collate = rows, rows_from, collate
+        self._num_workers, self._pin_memory = num_workers, pin_memory
+        self._batches: Iterator[Whole] | None = None
+        self._next_step = 0
+
+    def step(self, step: int) -> StepBatch:
+        """The batch of one step, on the CPU.
+
+        Blocks until it is read. The step after the last one drawn is what the loader has at hand;
+        any other starts the loader, and its processes, anew.
+        """
+        if self._batches is None or step != self._next_step:
+            self.close()
+            loader: DataLoader[Whole] = DataLoader(
+                self._rows,
+                batch_sampler=self._rows_from(step),
+                num_workers=self._num_workers,
+                collate_fn=self._collate,
+                pin_memory=self._pin_memory,
+                # Its own, because starting the loader draws a number: from torch's it would change
+                # what a resumed run draws next, such as dropout.
+                generator=torch.Generator(),
+            )
+            try:
+                self._batches = iter(loader)
+            except OSError as error:
+                raise DataError(
+                    f"num_workers = {self._num_workers}: the loader's processes cannot be "
+                    f"started: {error.strerror}; they share memory under /dev/shm: make room "
+                    "there, or set num_workers = 0"
+                ) from error
+        batch = next(self._batches)
+        self._next_step = step + 1
+        inputs, targets = batch.split()
+        return StepBatch(inputs, targets, batch.num_tokens)
+
+    def close(self) -> None:
+        """End the loader's processes. Another `step` would start them again."""
+        self._batches = None
+
+
+class Data(Loader):
+    """Draws the batches of a text, or of random tokens.
 
     Step `k` is made of sequences `k·B … k·B+B-1` of an endless order: epoch after epoch over the
     data, each shuffled by (seed, epoch). B is the number of sequences per step.
@@ -129,11 +205,10 @@ class Data:
             # MemoryError at once, rather than after minutes of reading sequences one by one.
             # Nothing is touched, so nothing is really allocated.
             np.empty((spec.sequences_per_step, spec.longest + 1), np.int64)
-        self._spec = spec
-        self._sequences: Sequences
+        sequences: Sequences
         if spec.source == "synthetic":
             shortest = min(2, spec.longest) if spec.is_variable else spec.longest
-            self._sequences = SyntheticSequences(vocab_size, spec.seed, shortest, spec.longest)
+            sequences = SyntheticSequences(vocab_size, spec.seed, shortest, spec.longest)
         else:
             if tokenizer is None or spec.source == "stdlib":
                 if vocab_size < BYTE_VOCABULARY:
@@ -147,50 +222,16 @@ class Data:
                     )
             tokens = open_tokens(spec.source, tokenizer, spec.text_column)
             kind = DocumentSequences if spec.is_variable else PackedSequences
-            self._sequences = kind(tokens, spec.longest, spec.source)
-        self._order = Order(self._sequences.num_sequences, spec.seed, shuffle=spec.shuffle)
-        self._pin_memory = pin_memory
-        self._batches: Iterator[FlatBatch] | None = None
-        self._next_step = 0
+            sequences = kind(tokens, spec.longest, spec.source)
+        order = Order(sequences.num_sequences, spec.seed, shuffle=spec.shuffle)
+        size = spec.sequences_per_step
 
-    def step(self, step: int) -> StepBatch:
-        """The batch of one step, on the CPU.
+        def rows_from(first_step: int) -> Iterator[list[int]]:
+            """The rows of the sequences of each step, without end."""
+            for step in itertools.count(first_step):
+                yield [order.row(number) for number in range(step * size, (step + 1) * size)]
 
-        Blocks until it is read. The step after the last one drawn is what the loader has at hand;
-        any other starts the loader, and its processes, anew.
-        """
-        if self._batches is None or step != self._next_step:
-            self.close()
-            spec = self._spec
-            loader: DataLoader[FlatBatch] = DataLoader(
-                self._sequences,  # type: ignore[arg-type]  # collate turns its arrays into the batch
-                batch_sampler=self._rows(step),
-                num_workers=spec.num_workers,
-                collate_fn=functools.partial(collate, microbatch_size=spec.microbatch_size),
-                pin_memory=self._pin_memory,
-                # Its own, because starting the loader draws a number: from torch's it would change
-                # what a resumed run draws next, such as dropout.
-                generator=torch.Generator(),
-            )
-            try:
-                self._batches = iter(loader)
-            except OSError as error:
-                raise DataError(
-                    f"num_workers = {spec.num_workers}: the loader's processes cannot be "
-                    f"started: {error.strerror}; they share memory under /dev/shm: make room "
-                    "there, or set num_workers = 0"
-                ) from error
-        batch = next(self._batches)
-        self._next_step = step + 1
-        inputs, targets = batch.split()
-        return StepBatch(inputs, targets, batch.num_tokens)
-
-    def close(self) -> None:
-        """End the loader's processes. Another `step` would start them again."""
-        self._batches = None
-
-    def _rows(self, first_step: int) -> Iterator[list[int]]:
-        """The rows of the sequences of each step, without end."""
-        size = self._spec.sequences_per_step
-        for step in itertools.count(first_step):
-            yield [self._order.row(number) for number in range(step * size, (step + 1) * size)]
+        into_microbatches = functools.partial(collate, microbatch_size=spec.microbatch_size)
+        super().__init__(
+            sequences, rows_from, into_microbatches, spec.num_workers, pin_memory=pin_memory
+        )

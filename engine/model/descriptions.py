@@ -42,6 +42,7 @@ class Facts:
     tokenizer_size: int | None = None  # the highest id, plus one; None: text is read as bytes
     problem: Problem | None = None
     costs: Costs | None = None  # parameters of each layer, and before and after the layers
+    targets_per_sample: int | None = None  # of a factory's own batches; None: trained on text
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A module that code builds as it likes, without the memory of what is not owned.
 
-The code (a user's `package.module:factory`) is called twice, each time after `torch.manual_seed`.
+The code (a user's `package.module:factory`) is called at least twice, each time after
+`torch.manual_seed`.
 First under fake tensors, which have shapes but no memory: the structure. Then for real, and each
 parameter that this rank does not own is moved to the meta device as soon as it is registered; its
 random draws are made all the same. So owned weights are those of a plain seeded call, at any
@@ -39,12 +40,20 @@ Description = dict[str, tuple[str, tuple[int, ...]]]
 """Each name of a parameter or buffer -> the first name of the same tensor, and its shape."""
 
 
-class Factory:
-    """A callable without arguments that returns a module, and the structure of that module."""
+Brought = tuple[Callable[..., Any], Callable[..., Any]]
+"""The batches and the loss that a factory returns beside its module (`task`)."""
 
-    def __init__(self, name: str, call: Callable[[], nn.Module], seed: int) -> None:
+
+class Factory:
+    """A callable without arguments that returns a module, and the structure of that module.
+
+    What it may bring beside the module, batches and loss, is that of a call for real.
+    """
+
+    def __init__(self, name: str, call: Callable[[], object], seed: int) -> None:
         """`name` is for messages. Raises ModelError when the call fails or returns no module."""
         self.name, self._call, self._seed = name, call, seed
+        self.brought: Brought | None = None
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._first: dict[int, int] = {}  # registration -> first registration of that parameter
         self._index: dict[str, int] = {}  # name -> first registration of what was registered
@@ -54,6 +63,8 @@ class Factory:
         self.canonical_buffers = first_names(self.skeleton.named_buffers(remove_duplicate=False))
         self._description = _describe(self.skeleton)
         _check_weights(name, self.skeleton)
+        if self.brought is not None:
+            self.build(set())
 
     @property
     def hooked(self) -> set[str]:
@@ -156,17 +167,13 @@ class Factory:
     def _called(self) -> nn.Module:
         hooks = _global_hooks()
         try:
-            module = self._call()
+            returned = self._call()
         except (MemoryError, torch.OutOfMemoryError):  # says nothing of the model
             raise
         except Exception as error:
             message = f'"{self.name}": the factory failed: {type(error).__name__}: {error}'
             raise ModelError(message) from error
-        if not isinstance(module, nn.Module):
-            raise ModelError(
-                f'"{self.name}": the factory must return a torch.nn.Module, '
-                f"it returned {type(module).__name__}"
-            )
+        module, self.brought = parts_of(self.name, returned)
         # They would run in every module of the process, stages included, once per call.
         added = [now - then for now, then in zip(_global_hooks(), hooks, strict=True)]
         if any(added):
@@ -250,11 +257,14 @@ class Caster:
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Meanwhile torch, numpy and Python draw from this seed; afterwards from where they were."""
+def seeded(seed: int, *, is_on_host: bool = False) -> Iterator[None]:
+    """Meanwhile torch, numpy and Python draw from this seed; afterwards from where they were.
+
+    With `is_on_host`, torch's numbers of an accelerator are left alone, which takes less time.
+    """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # what factories use
-    with own_torch_numbers():
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]) if is_on_host else own_torch_numbers():
+        (torch.default_generator.manual_seed if is_on_host else torch.manual_seed)(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         try:
@@ -303,7 +313,25 @@ def check_hooks(name: str, hooked: Collection[str], shared: list[SharedWeight]) 
             )
 
 
-def find_factory(name: str) -> Callable[[], nn.Module]:
+def parts_of(name: str, returned: object) -> tuple[nn.Module, Brought | None]:
+    """The module that a factory returned, and the batches and loss beside it, if there are any.
+
+    Raises ModelError for anything else.
+    """
+    module, *rest = returned if isinstance(returned, tuple) else (returned,)
+    if isinstance(module, nn.Module) and not rest:
+        return module, None
+    if isinstance(module, nn.Module) and len(rest) == 2 and all(map(callable, rest)):
+        return module, (rest[0], rest[1])
+    kinds = [type(part).__name__ for part in (module, *rest)]
+    given = f"a tuple ({', '.join(kinds)})" if isinstance(returned, tuple) else kinds[0]
+    raise ModelError(
+        f'"{name}": the factory must return a torch.nn.Module, or a tuple (module, batches, loss) '
+        f"of a module and two functions; it returned {given}"
+    )
+
+
+def find_factory(name: str) -> Callable[[], object]:
     """The callable of `package.module:factory`. Raises ModelError when there is none.
 
     Modules of the working directory are found too.
@@ -323,7 +351,7 @@ def find_factory(name: str) -> Callable[[], nn.Module]:
         close = difflib.get_close_matches(attribute, vars(module), n=1)
         hint = f'; did you mean "{close[0]}"?' if close else ""
         raise ModelError(f'"{name}": {module_name} has no callable "{attribute}"{hint}')
-    called: Callable[[], nn.Module] = found
+    called: Callable[[], object] = found
     return called
 
 

@@ -34,8 +34,10 @@ def facts_of(identity: Identity) -> Facts:
         model = open_model(spec, TRACED_SHAPE, torch.device("cpu"))
     except ModelError as error:
         return Facts(problem=Problem(error.key, str(error)))
-    sizes = (model.num_layers, model.max_positions, model.vocab_size, model.num_parameters)
+    sizes = (model.num_layers, model.max_positions, model.task.vocab_size, model.num_parameters)
     facts = Facts(*sizes, costs=model.costs)
+    if model.task.vocab_size is None:
+        return dataclasses.replace(facts, targets_per_sample=model.task.example(1, 0)[1].numel())
     try:
         tokenizer = load_tokenizer(
             identity.tokenizer,

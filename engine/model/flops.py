@@ -29,6 +29,8 @@ RECORDING = "engine_recording"
 @functools.lru_cache(maxsize=4)  # cases of a launch often have the same model
 def flop_facts(model: Model) -> FlopFacts:
     """The facts of a model that was opened; builds it once more on the meta device."""
+    if model.task.vocab_size is None:  # what is counted as a token is not what is computed
+        return FlopFacts(None, note="not given: the factory brings its own batches")
     if isinstance(model, Chain):
         return FlopFacts(num_multiplying(model.skeleton), note="attention is not known")
     from engine.model.causal_lm import CausalLM  # a chain needs no transformers

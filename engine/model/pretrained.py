@@ -29,10 +29,13 @@ from engine.model.presets import PRESETS
 from engine.model.probe import check_splits
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import Model, ModelError, first_line
+from engine.model.task import Own
 from engine.model.weights import cast_parameters, copy_tensors, initialise, read_checkpoint
 
 
-def from_factory(factory: Factory, dtype: torch.dtype, is_tried: bool) -> Model:
+def from_factory(
+    factory: Factory, dtype: torch.dtype, is_tried: bool, own: Own | None = None
+) -> Model:
     skeleton = factory.skeleton
     assert isinstance(skeleton, PreTrainedModel)
 
@@ -49,7 +52,7 @@ def from_factory(factory: Factory, dtype: torch.dtype, is_tried: bool) -> Model:
 
     if not is_tried:
         check_splits(skeleton.config, type(skeleton))
-    return CausalLM(build, fill, factory.hooked)
+    return CausalLM(build, fill, factory.hooked, own)
 
 
 def from_name(spec: ModelSpec, is_tried: bool) -> Model:

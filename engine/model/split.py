@@ -21,12 +21,13 @@ from engine.model.chain import Chain, sequential
 from engine.model.factory import Factory, find_factory
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import Model, ModelError
+from engine.model.task import own_of, task_of
 
 
 def open_model(
     spec: ModelSpec,
     shape: tuple[int, int],
-    device: torch.device,  # noqa: ARG001  # a trace serves every device; other kinds may not
+    device: torch.device,
     *,
     is_tried: bool = False,
 ) -> Model:
@@ -35,7 +36,8 @@ def open_model(
     An architecture of transformers is first tried, unless it `is_tried` already (`probe`).
 
     `shape` is that of a microbatch's token ids, `[batch, seq]`: what a factory's module is run or
-    traced for. `device`: where it will run. Raises ModelError.
+    traced for. Of a factory's own batches only the first number counts. `device`: where it will
+    run. Raises ModelError.
     """
     if spec.split != "trace" and spec.split_points:
         raise ModelError('split points are for split = "trace" only', "model.split_points")
@@ -52,18 +54,19 @@ def open_model(
     if spec.split == "trace" and not spec.split_points:
         raise ModelError('split = "trace" needs split points', "model.split_points")
     factory = Factory(spec.name, find_factory(spec.name), spec.seed)
+    trained = factory, spec.torch_dtype, device
     if spec.split == "trace":
         from engine.model.traced import traced  # the tracer takes half a second to import
 
-        return traced(factory, spec.split_points, spec.torch_dtype, shape)
+        return traced(factory, spec.split_points, spec.torch_dtype, shape, task_of(*trained))
     if isinstance(factory.skeleton, nn.Sequential):
-        return sequential(factory, spec.torch_dtype, shape)
+        return sequential(factory, spec.torch_dtype, shape, task_of(*trained))
     from transformers import PreTrainedModel
 
     if isinstance(factory.skeleton, PreTrainedModel):
         from engine.model.pretrained import from_factory
 
-        return from_factory(factory, spec.torch_dtype, is_tried)
+        return from_factory(factory, spec.torch_dtype, is_tried, own_of(*trained))
     raise ModelError(
         f'"{spec.name}" returns a {type(factory.skeleton).__name__}, which is neither an '
         'nn.Sequential nor a transformers model; set split = "trace" and split_points'

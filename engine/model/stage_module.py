@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from engine.model.partition import Costs
+
+if TYPE_CHECKING:
+    from engine.model.task import Task
 
 Partition = Sequence[range]
 """The layers of each stage, in order."""
@@ -69,8 +72,9 @@ class SharedWeight:
 class StageModule(nn.Module):
     """One stage.
 
-    Takes token ids `[batch, seq]` on the first stage, else the tensors of a message; returns the
-    tensors of the next message, on the last stage logits `[batch, seq, vocab]`.
+    Takes a microbatch's inputs on the first stage, such as token ids `[batch, seq]`, else the
+    tensors of a message; returns the tensors of the next message, on the last stage the model's
+    output, such as logits `[batch, seq, vocab]`.
     """
 
     def __init__(self, layers: range, *, is_first: bool, is_last: bool) -> None:
@@ -129,7 +133,7 @@ class Model(Protocol):
 
     num_parameters: int
     num_layers: int
-    vocab_size: int
+    task: Task
     max_positions: int | None  # None: no limit known
 
     def __hash__(self) -> int:
@@ -144,6 +148,9 @@ class Model(Protocol):
 
     def messages(self, partition: Partition, batch: int, seq_len: int) -> list[Message]:
         """Return what each stage but the last sends for one microbatch."""
+
+    def output(self, batch: int, seq_len: int) -> TensorSpec:
+        """What the last stage returns for one microbatch."""
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         """One stage with its weights on `device`, and nothing of the others anywhere."""

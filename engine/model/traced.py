@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_unflatten
 from engine.model.chain import Chain, Piece
 from engine.model.factory import Factory
 from engine.model.stage_module import ModelError
+from engine.model.task import Task
 from engine.model.traced_pieces import (
     Marks,
     TracedPiece,
@@ -67,6 +68,7 @@ def traced(
     split_points: tuple[str, ...],
     dtype: torch.dtype,
     shape: tuple[int, int],
+    task: Task,
 ) -> Chain:
     """A chain of the pieces before and from the first call of each split point on.
 
@@ -88,10 +90,11 @@ def traced(
                 "model.split",
             )
     factory.cast_skeleton(dtype)
+    example, _ = task.example(*shape)
     with factory.fake:
         assigned: list[str] = []
         called: list[str] = []
-        ids = torch.zeros(shape, dtype=torch.int64)
+        ids = factory.fake.from_tensor(example)
         program = _exported(factory, split_points, ids, assigned, called)
         pieces = cut_graph(
             program,
@@ -101,7 +104,7 @@ def traced(
                 **dict(factory.skeleton.named_parameters(remove_duplicate=False)),
                 **dict(factory.skeleton.named_buffers(remove_duplicate=False)),
             },
-            _logits(factory.name, program, shape),
+            _output(factory.name, program, shape, task),
         )
     if len(pieces) != len(split_points) + 1:
         raise refusal(
@@ -111,7 +114,7 @@ def traced(
     begun = [
         replace(piece, entrance=name) for piece, name in zip(pieces, ["", *called], strict=True)
     ]
-    return Chain(factory, begun, _realise, dtype, shape)
+    return Chain(factory, begun, _realise, dtype, shape, task)
 
 
 def _exported(
@@ -314,7 +317,7 @@ def _authors_line(error: Exception) -> str:
     return ""
 
 
-def _logits(name: str, program: ExportedProgram, shape: tuple[int, int]) -> Node:
+def _output(name: str, program: ExportedProgram, shape: tuple[int, int], task: Task) -> Node:
     """The logits among what forward returns: all that there is, or the item "logits"."""
     (output,) = [node for node in program.graph.nodes if node.op == "output"]
     spec = program.call_spec.out_spec
@@ -332,12 +335,8 @@ def _logits(name: str, program: ExportedProgram, shape: tuple[int, int]) -> Node
             'return the logits alone, or a dict with "logits"',
         )
     value = result.meta.get("val")
-    given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    if not isinstance(value, Tensor) or value.dim() != 3 or tuple(value.shape[:2]) != shape:
-        raise _loss(
-            f'"{name}": forward returns {given} at {place_of(result)} for token ids {list(shape)}',
-            f"return logits of shape [{shape[0]}, {shape[1]}, vocabulary]",
-        )
+    if problem := task.problem_of(value, *shape):
+        raise ModelError(f'"{name}": forward {problem} (at {place_of(result)})', "model.split")
     return result
 
 

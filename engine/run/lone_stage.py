@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.model.stage_module import Message, Model, StageModule, gradient_message, message_bytes
+from engine.model.task import Loss
 from engine.run.allocations import record
 from engine.run.memory import own_changes, storages
 from engine.run.optimizer import OptimizerSpec, build_optimizer
@@ -46,6 +47,8 @@ _POINTS_OF_PART = 14
 class Conditions:
     """How the layers are run: the shape of a microbatch's token ids and a trainer's settings.
 
+    Of a factory's own batches only the first number of the shape counts.
+
     `autocast` is entered for each forward and must be reentrant. Without an optimizer none is run.
     """
 
@@ -62,7 +65,8 @@ class Parts:
     def __init__(self, model: Model, partition: Sequence[range], conditions: Conditions) -> None:
         self._model, self._partition, self._conditions = model, partition, conditions
         self._messages = model.messages(partition, *conditions.shape)
-        self._ids = torch.randint(model.vocab_size, conditions.shape, device=conditions.device)
+        example = model.task.example(*conditions.shape)
+        self._inputs, self._targets = (tensor.to(conditions.device) for tensor in example)
 
     def build(self, index: int) -> LoneStage:
         """One stage of the partition with its weights. Raises ModelError."""
@@ -71,7 +75,9 @@ class Parts:
         sends = self._messages[index] if index < len(self._messages) else None
         if self._conditions.recompute:
             recompute_layers(module)
-        return LoneStage(module, takes, sends, self._ids, self._conditions)
+        received = (self._inputs,) if takes is None else made_up(takes, self._conditions.device)
+        ends = received, self._targets, self._model.task.loss
+        return LoneStage(module, takes, sends, *ends, self._conditions)
 
 
 class LoneStage:
@@ -86,26 +92,35 @@ class LoneStage:
         module: StageModule,
         takes: Message | None,
         sends: Message | None,
-        ids: Tensor,
+        received: Tensors,
+        targets: Tensor,
+        loss: Loss,
         conditions: Conditions,
     ) -> None:
-        """`takes`: the message from the stage before, None on the first, which takes `ids`."""
+        """`takes`: the message from the stage before, None on the first; `received`: such a one.
+
+        The last stage has the `loss` of its output and the `targets`.
+        """
         self.module, self._device = module, conditions.device
         self.takes, self.sends = takes, sends
-        self._targets = ids
-        self._received = (ids,) if takes is None else made_up(takes, self._device)
+        self._targets, self._received = targets, received
         returned = None if sends is None else gradient_message(sends)
         self._returned = None if returned is None else made_up(returned, self._device)
-        self._whole = Stage(module, sends, conditions.autocast)
+        # What comes before the first layer of a factory's own inputs wants no gradient.
+        is_quiet = takes is not None and not any(spec.has_gradient for spec in takes)
+        receives = takes if is_quiet else None
+        self._whole = Stage(module, sends, conditions.autocast, loss=loss, receives=receives)
         before = _replaced_forwards(module)
-        self._split = Stage(module, sends, conditions.autocast, is_split=True)
+        self._split = Stage(
+            module, sends, conditions.autocast, loss=loss, receives=receives, is_split=True
+        )
         self._deferring = {
             linear: forward
             for linear, forward in _replaced_forwards(module).items()
             if linear not in before
         }
         for stage in (self._whole, self._split):
-            stage.begin_step(ids.numel())
+            stage.begin_step(targets.numel())
         spec = conditions.optimizer
         self._optimizer = None if spec is None else build_optimizer(spec, self._parameters())
         for group in [] if self._optimizer is None else self._optimizer.param_groups:

@@ -24,21 +24,32 @@ _SEED = 0
 
 
 def rehearse(
-    stage: Stage, takes: Message | None, sends: Message | None, ids: Tensor, ops: Collection[Op]
+    stage: Stage,
+    takes: Message | None,
+    sends: Message | None,
+    example: tuple[Tensor, Tensor],
+    ops: Collection[Op],
 ) -> None:
     """Run a stage forward and backward: whole where B is among `ops`, in halves where I is.
 
-    `takes`: the message from the stage before, None on the first, which takes `ids`; `sends`: to
-    the next, None on the last, which takes them as targets.
+    `takes`: the message from the stage before, None on the first; `sends`: to the next, None on the
+    last; `example`: inputs and targets of a microbatch, which these take.
     """
+    inputs, targets = example
+    device = inputs.device
+
+    def forward() -> None:
+        taken = (inputs.clone(),) if takes is None else made_up(takes, device)
+        stage.forward(_MICROBATCH, taken, targets)
+
     with _unchanged(stage.module):
-        stage.begin_step(ids.numel())
+        stage.begin_step(targets.numel())
         if Op.B in ops:
-            _forward(stage, takes, ids)
-            stage.backward(_MICROBATCH, _returned(sends, ids.device))
+            forward()
+            stage.backward(_MICROBATCH, _returned(sends, device))
         if Op.I in ops:
-            _forward(stage, takes, ids)
-            stage.backward_input(_MICROBATCH, _returned(sends, ids.device))
+            forward()
+            stage.backward_input(_MICROBATCH, _returned(sends, device))
             stage.backward_weight(_MICROBATCH)
 
 
@@ -50,11 +61,6 @@ def made_up(message: Message, device: torch.device) -> Tensors:
         else torch.zeros(spec.shape, dtype=spec.dtype, device=device)
         for spec in message
     )
-
-
-def _forward(stage: Stage, takes: Message | None, ids: Tensor) -> None:
-    inputs = (ids.clone(),) if takes is None else made_up(takes, ids.device)
-    stage.forward(_MICROBATCH, inputs, ids)
 
 
 def _returned(sends: Message | None, device: torch.device) -> Tensors | None:

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.functional import cross_entropy
 
-from engine.model.data import IGNORED
 from engine.model.stage_module import Message, ModelError, StageModule
+from engine.model.task import Loss
 from engine.run.backward import Deferral, Product, accumulate, defer_linears, separate_gradients
 
 Tensors = tuple[Tensor, ...]
@@ -44,6 +43,7 @@ class Stage:
         sends: Message | None,
         autocast: AbstractContextManager[object],
         *,
+        loss: Loss | None = None,
         receives: Message | None = None,
         is_split: bool = False,
         keeps_shapes: bool = False,
@@ -55,16 +55,17 @@ class Stage:
         `receives` is what comes from the stage before; None on the first, or where it may be that
         no gradient goes back.
 
-        `autocast` is entered for each forward and must be reentrant. `is_split` lets W have the
+        `autocast` is entered for each forward and must be reentrant. `loss` is what the last stage
+        makes of its output (`Task.loss`). `is_split` lets W have the
         weight gradients of linears, whose forward it replaces; without it I does all and W nothing,
         as it must be where the module is compiled.
         """
         self.module = module
         self._sends, self._receives, self._autocast = sends, receives, autocast
-        self._keeps_shapes = keeps_shapes
+        self._keeps_shapes, self._loss = keeps_shapes, loss
         self._deferral = defer_linears(module) if is_split else Deferral()
         self._parameters = list(module.parameters())
-        self._tokens_per_step = 0
+        self._num_targets = 0
         self._has_run = False
         self._held: dict[int, _Held] = {}
         self._products: dict[int, list[Product]] = {}
@@ -84,18 +85,19 @@ class Stage:
 
     def begin_step(self, num_tokens: int) -> None:
         """`num_tokens`: targets that count over the whole step; the loss is per token of these."""
-        self._tokens_per_step = num_tokens
+        self._num_targets = num_tokens
 
     def forward(self, microbatch: int, inputs: Tensors, targets: Tensor | None) -> Tensors:
         """Run the module; keep what the backward needs.
 
-        `inputs`: token ids `[batch, seq]` on the first stage, else a message. Returns the next
-        message, detached; on the last stage, which needs `targets` `[batch, seq]`, this
-        microbatch's share of the step's mean loss per token.
+        `inputs`: the microbatch's, such as token ids, on the first stage, else a message. Returns
+        the next message, detached; on the last stage, which needs `targets`, this microbatch's
+        share of the step's mean loss.
         """
         if not self.module.is_first:
+            wanted = (spec.has_gradient for spec in self._receives or ())
             for leaf in inputs:
-                leaf.requires_grad_(leaf.is_floating_point())
+                leaf.requires_grad_(leaf.is_floating_point() and next(wanted, True))
         with self._autocast:
             outputs = self.module(*inputs)
         if not self._has_run:
@@ -108,8 +110,8 @@ class Stage:
                     "that call found the shapes and gave it no values; keep it in a buffer"
                 )
         if self.module.is_last:
-            assert targets is not None
-            outputs = (loss_of(outputs[0], targets, self._tokens_per_step),)
+            assert targets is not None and self._loss is not None  # noqa: PT018
+            outputs = (self._loss(outputs[0], targets, self._num_targets),)
         else:
             assert self._sends is not None
             if self._keeps_shapes and any(
@@ -194,19 +196,6 @@ class Stage:
                     "after that layer (partition)",
                     "model.partition",
                 )
-
-
-def loss_of(logits: Tensor, targets: Tensor, tokens_per_step: int) -> Tensor:
-    """A microbatch's share of the step's mean loss per token, in at least float32.
-
-    `logits` `[batch, seq, vocab]`, `targets` `[batch, seq]`.
-    """
-    if logits.dtype not in (torch.float32, torch.float64):
-        logits = logits.float()
-    total = cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED
-    )
-    return total / tokens_per_step
 
 
 def compile_layers(module: StageModule) -> None:

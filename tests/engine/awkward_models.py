@@ -492,7 +492,7 @@ def shared_at_times() -> nn.Sequential:
 
 
 def shared_layer_with_cache() -> LlamaForCausalLM:
-    """Its second use sees the keys of its first, which no training wants."""
+    """With a cache its second use would see the keys of its first, which no training wants."""
     model = shared_layer()
     model.config.use_cache = True
     return model

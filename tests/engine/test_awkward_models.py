@@ -158,6 +158,7 @@ EXACT: dict[str, dict[str, object]] = {
     "drawn": {},
     "recurrent": {},
     "shared_layer": {},
+    "shared_layer_with_cache": {},
     "shared_at_times": {"optimizer": ADAMW},
     "shared_projection": {},
     "tied_and_used_again": {},
@@ -212,7 +213,6 @@ REFUSED = {
     "with_own_parameter": "scale belongs to the nn.Sequential itself",
     "hooks_everywhere": "registers hooks for all modules",
     "another_each_time": "must return the same module each time",
-    "shared_layer_with_cache": "model.layers.0.self_attn and model.layers.3.self_attn",
 }
 
 

@@ -10,7 +10,7 @@ from engine.model.stage_module import ModelError
 POINTS = ("second", "third")
 REFUSED = {
     "TupleOutput": r"returns a tuple of 2 values.*return the logits alone",
-    "Flat": r"returns \[32, 256\] at .*traced_models.py.* return logits of shape",
+    "Flat": r"returns a tensor \[32, 256\]; expected logits .*traced_models.py",
     "Branching": r"traced_models.py, line \d+: .*control flow may not depend",
     "CustomBackward": r"traced_models.py, line \d+: .*autograd.Function.*torch's own operations",
     "BackwardHook": r'submodule "second" has a backward hook.*remove the hook',

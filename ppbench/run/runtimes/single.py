@@ -21,7 +21,6 @@ from engine.plan.memory import Messages
 from engine.plan.program import Program
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
-from engine.run.stage import loss_of
 from engine.trainer import Trainer
 from ppbench.config.case import Case
 from ppbench.run.runtimes.trained import EngineRuntime, Stopwatch
@@ -34,6 +33,7 @@ class Unsplit(Stopwatch):
         super().__init__(trainer, flight)
         (self._module,) = trainer.modules.values()
         self._autocast = autocast_of(trainer.config.autocast, trainer.device)
+        self._loss = trainer.model.task.loss
         self.lowered: Program = trainer.planned
         self.messages: Messages | None = (
             None if trainer.config.data.is_variable else Messages((), ())
@@ -56,8 +56,8 @@ class Unsplit(Stopwatch):
 
     def _forward(self, inputs: Tensor, targets: Tensor, num_tokens: int) -> Tensor:
         with self._autocast:
-            (logits,) = self._module(inputs)
-        return loss_of(logits, targets, num_tokens)
+            (output,) = self._module(inputs)
+        return self._loss(output, targets, num_tokens)
 
     def held_tensors(self) -> Iterable[Tensor]:
         return ()

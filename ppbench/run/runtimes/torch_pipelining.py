@@ -25,7 +25,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from engine.connection import Agreement, autocast_of
 from engine.flight import NO_FLIGHT, Flight
 from engine.model.data import StepBatch
-from engine.model.stage_module import Message, StageModule, TensorSpec
+from engine.model.stage_module import Message, StageModule
 from engine.plan.action import Action
 from engine.plan.check import prove_no_deadlock
 from engine.plan.memory import Messages
@@ -36,7 +36,6 @@ from engine.run.clock import Clock
 from engine.run.device import is_accelerator
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
-from engine.run.stage import loss_of
 from engine.run.timed_step import TimedStep
 from engine.trainer import Trainer
 from ppbench.config.case import Case
@@ -147,8 +146,8 @@ class TorchPipeline(Stopwatch):
     def close(self) -> None:
         self._instrument.remove()
 
-    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return loss_of(logits, targets, self._num_tokens)
+    def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        return self._trainer.model.task.loss(output, targets, self._num_tokens)
 
 
 class TorchRuntime(EngineRuntime):
@@ -218,8 +217,8 @@ def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
     config, module, device = trainer.config, trainer.modules[index], trainer.device
     sends, shards = None if module.is_last else trainer.messages[index], trainer.shards
     shape = (config.data.microbatch_size, config.data.longest)
-    ids = (TensorSpec(shape, torch.int64),)
-    logits = (TensorSpec((*shape, trainer.model.vocab_size), config.model.torch_dtype),)
+    inputs, _ = trainer.model.task.example(*shape)
+    output = trainer.model.output(*shape)
     return _Stage(
         shards.submodules[index]
         if isinstance(shards, TorchShards)
@@ -227,8 +226,10 @@ def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
         index,
         trainer.planned.num_stages,
         device,
-        input_args=_examples(ids if module.is_first else trainer.messages[index - 1]),
-        output_args=_examples(logits if sends is None else sends),
+        input_args=(
+            (inputs.to("meta"),) if module.is_first else _examples(trainer.messages[index - 1])
+        ),
+        output_args=_examples((output,) if sends is None else sends),
         group=trainer.fabric.group_of(trainer.ranks),
     )
 

@@ -19,10 +19,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from engine.configuration import data_of, lowered_of, model_of, tokenizer_of
 from engine.connection import autocast_of
-from engine.model.data import IGNORED
 from engine.model.partition import partition_layers
 from engine.run.device import random_state, set_random_state
-from engine.run.stage import loss_of
 from engine.trainer import TrainerConfig
 from ppbench.run.verification.record import read_record, write_record
 
@@ -81,8 +79,8 @@ def sums_of_losses(
                     outputs = module(*carried[microbatch])
                 carried[microbatch] = outputs
                 if module.is_last:
-                    loss = loss_of(outputs[0], targets, tokens_per_step=1)
-                    sums.append((float(loss), int((targets != IGNORED).sum())))
+                    loss = model.task.loss(outputs[0], targets, 1)
+                    sums.append((float(loss), model.task.num_counted(targets)))
                     carried[microbatch] = ()
             has_state |= _states(module) != states
     has_drawn = not torch.equal(before, random_state(device))

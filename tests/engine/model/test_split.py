@@ -277,7 +277,7 @@ def traced(name, *points):
         ("no-such-model", "it is no preset .*, no folder with a config.json, no hub id"),
         ("no_such_module:factory", "cannot import no_such_module"),
         ("models:nothing", 'models has no callable "nothing"'),
-        ("models:no_module", "must return a torch.nn.Module, it returned str"),
+        ("models:no_module", "must return a torch.nn.Module, or a tuple .* it returned str"),
         ("models:broken", "the factory failed: RuntimeError: no weights today"),
         ("models:Tutorial", 'neither an nn.Sequential nor a transformers model; set split = "tr'),
         (traced("llama-tiny", "model"), "cuts what a factory"),

@@ -93,7 +93,7 @@ def test_each_forward_has_its_own_allocations_within_its_span():
         for s in spans
         if s.op is Op.F
     ]
-    logits_bytes = 8 * 32 * trainer.model.vocab_size
+    logits_bytes = 8 * 32 * trainer.model.task.vocab_size
     assert all(logits_bytes in sizes for sizes in within)
     made = [sum(size for size in sizes if size > 0) for sizes in within]
     assert made == made[:1] * 6
