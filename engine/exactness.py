@@ -103,6 +103,7 @@ class Exactness:
     difference: float = 0.0
     num_gradients: int = 0  # of the model, each once
     notes: list[str] = field(default_factory=list)  # what was not compared, and why
+    is_on_text: bool = True  # rather than on a factory's own batches
 
 
 def try_author(config: TrainerConfig, device: torch.device, free_bytes: float) -> None:
@@ -242,7 +243,9 @@ class _Author:
         """Make the module and compare initial weights. Raises InexactError."""
         self.exactness = Exactness()
         self._config, self._device = config, device
-        self._data = data_of(config, model_of(config, CPU), tokenizer_of(config), CPU)
+        model = model_of(config, CPU)
+        self._data = data_of(config, model, tokenizer_of(config), CPU)
+        self.exactness.is_on_text = model.task.vocab_size is not None
         self._kind = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
         self._drawn: set[tuple[int, bytes]] = set()
         module, self._criterion = author_module(config.model, device)

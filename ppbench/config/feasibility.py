@@ -11,7 +11,7 @@ which then has the caution `bare_stage`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -54,6 +54,11 @@ TORCH_SCHEDULES: Final = {
 """Our name -> torch's: the same order of actions."""
 SPLIT: Final = ("interleaved_zb", "zbv", "dualpipev")
 """Schedules that split the backward."""
+_OF_TEXT: Final = (
+    *("seq_len", "data.source", "data.tokenizer", "data.text_column", "data.max_seq_len"),
+    "data.shuffle",
+)
+"""The keys that say on what text a model is trained."""
 _ANY_MEASURE: Final = Measure()
 
 
@@ -179,15 +184,9 @@ def _of_stages(case: Case) -> Iterator[Problem]:
             "false, or one of them for each stage; values to compare go into [grid]"
         )
         yield Problem("train.recompute", message)
-    if case.model_split == "trace":
-        num_points = len(case.model_split_points)
-        if num_points == 0 and num_stages > 1:
-            most = num_stages - 1
-            message = f"is empty; {shape} needs at least 1 module to cut at, at most {most}"
-            yield Problem("model.split_points", message)
-        if num_points >= num_stages:
-            message = f"{num_points} split points make {num_points + 1} stages; "
-            yield Problem("model.split_points", f"{message}{shape} has {num_stages}")
+    if case.model_split == "trace" and not case.model_split_points:
+        message = "is empty; name the submodules before which the model may be cut"
+        yield Problem("model.split_points", message)
 
 
 def _shape(case: Case) -> str:
@@ -233,23 +232,40 @@ def _of_memory_limit(case: Case) -> Iterator[Problem]:
         yield Problem("memory_limit", f"{message}its {stages} stages; at least {stages}")
 
 
-def problems_of_fit(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> Iterator[Problem]:
-    """Problems with this model, which may lower a `data.max_seq_len` left at its default."""
+def problems_of_fit(case: Case, facts: Facts, is_set: Callable[[str], bool]) -> Iterator[Problem]:
+    """Problems with this model, which may lower a `data.max_seq_len` left at its default.
+
+    `is_set` tells whether a key has a value in the file, or by an option.
+    """
     if facts.problem is not None:
         yield facts.problem
         return
     model, partition = case.model_preset, case.model_partition
-    is_variable, most = case.seq_len == VARIABLE, facts.max_positions
-    longest = case.data_max_seq_len if case.seq_len == VARIABLE else case.seq_len
-    if most is not None and longest > most and (is_max_seq_len_set or not is_variable):
-        message = f"{longest} is longer than the {most} positions of {model}"
-        yield Problem("data.max_seq_len" if is_variable else "seq_len", message)
     if not isinstance(partition, str) and facts.num_layers is not None:
         try:
             partition_layers(partition, facts.num_layers, num_stages_of(case))
         except PartitionError as error:
             reason = str(error).replace(str(list(partition)), brief(partition))
             yield Problem("model.partition", f"{reason} (model {model}, {_shape(case)})")
+    if case.replicas > 1 and facts.num_parameters == 0:
+        message = f"{case.replicas} replicas share nothing: {model} has no parameters"
+        yield Problem("replicas", message)
+    if facts.targets_per_sample is None:
+        yield from _of_text(case, facts, is_max_seq_len_set=is_set("data.max_seq_len"))
+    else:
+        for key in filter(is_set, _OF_TEXT):
+            message = f"does nothing: {model} brings its own batches; remove it"
+            yield Problem(key, message)
+
+
+def _of_text(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> Iterator[Problem]:
+    """Problems of the text that a model is trained on."""
+    model = case.model_preset
+    is_variable, most = case.seq_len == VARIABLE, facts.max_positions
+    longest = case.data_max_seq_len if case.seq_len == VARIABLE else case.seq_len
+    if most is not None and longest > most and (is_max_seq_len_set or not is_variable):
+        message = f"{longest} is longer than the {most} positions of {model}"
+        yield Problem("data.max_seq_len" if is_variable else "seq_len", message)
     # Text without a tokenizer is read as bytes, as `stdlib` always is; synthetic tokens are drawn.
     size = None if case.data_source == "stdlib" else facts.tokenizer_size
     needed, kind = NUM_BYTE_VALUES if size is None else size, case.data_source.partition(":")[0]
@@ -264,9 +280,6 @@ def problems_of_fit(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> It
             path = printable(case.data_source.partition(":")[2])
             message = f"{path} has {num_bytes} bytes; seq_len {case.seq_len} needs more"
             yield Problem("data.source", message)
-    if case.replicas > 1 and facts.num_parameters == 0:
-        message = f"{case.replicas} replicas share nothing: {model} has no parameters"
-        yield Problem("replicas", message)
 
 
 def is_known_by_name(case: Case) -> bool:

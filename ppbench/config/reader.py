@@ -408,10 +408,11 @@ def _check_possible(
         facts = facts_of(identity_of(case) for case, _ in planned)
     except UsageError as error:
         raise said.error_of("model.preset", ("data.tokenizer",), str(error)) from None
-    is_set = said.find("data.max_seq_len") is not None
-    refuse(
-        lambda one: problems_of_fit(one[0], facts[identity_of(one[0])], is_max_seq_len_set=is_set)
-    )
+
+    def is_set(key: str) -> bool:
+        return said.find(key) is not None
+
+    refuse(lambda one: problems_of_fit(one[0], facts[identity_of(one[0])], is_set))
     return facts
 
 

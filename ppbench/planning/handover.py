@@ -146,7 +146,6 @@ def sweep_text(case: Case, measure: Measure, name: str, program: Path) -> str:
         is_left_out = (
             key == "memory_limit"
             or (key == "stages_per_rank" and not has_name)  # the program has its own
-            or (key == "model.partition" and case.model_split == "trace")  # cut at split points
         )
         value = None if is_left_out else setting_of(case, measure, key)
         if value is not None and (key in _ALWAYS or value != setting_of(*usual, key)):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from engine.model.descriptions import Problem
 from ppbench.config.case import Case, PlanSettings
-from ppbench.config.programs import sharding_of
+from ppbench.config.programs import identity_of, sharding_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep, note_unmet
 from ppbench.planning.cost_file import read_costs_file
@@ -104,12 +104,13 @@ def hand_over(plan: Plan, sweep: Sweep, folder: Path, proposal: Proposal | None 
 def request_of(sweep: Sweep) -> PlanRequest:
     """What a sweep file asks for."""
     case, settings = sweep.cases[0][0], sweep.plan
+    own = sweep.facts[identity_of(case)].targets_per_sample  # of a factory's own batches
     assert isinstance(case.seq_len, int)
     given = PlanRequest(
         settings.ranks or (case.world_size,),
         settings.memory_bytes,
         batch_of(case, settings) // case.replicas,
-        case.seq_len,
+        own or case.seq_len,
         stages_per_rank=settings.stages_per_rank,
         microbatch_sizes=settings.microbatch_sizes,
         recompute=settings.recompute,

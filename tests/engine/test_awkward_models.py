@@ -208,7 +208,7 @@ REFUSED = {
     "sparse": "0 has sparse gradients",
     "lazy": "1.weight is a lazy parameter",
     "nothing_to_train": "no parameter requires a gradient",
-    "stopped_before_a_frozen_end": "the logits depend on no parameter that requires a gradient",
+    "stopped_before_a_frozen_end": "the output depends on no parameter that requires a gradient",
     "with_none": "child 3 of the nn.Sequential is None",
     "with_own_parameter": "scale belongs to the nn.Sequential itself",
     "hooks_everywhere": "registers hooks for all modules",

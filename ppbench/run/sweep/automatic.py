@@ -55,7 +55,7 @@ def program_found(case: Case, facts: Mapping[Identity, Facts], results: Path) ->
         return replace(alone, schedule=case.schedule)
     known = facts[identity_of(case)]
     longest = case.seq_len if isinstance(case.seq_len, int) else case.data_max_seq_len
-    longest = min(longest, known.max_positions or longest)
+    longest = known.targets_per_sample or min(longest, known.max_positions or longest)
     modes = {*case.train_recompute_stages} or {case.train_recompute}
     settings = tuple((case.train_microbatch_size, is_on) for is_on in sorted(modes))
     costs = of_one_replica(costs_here(case, longest, settings, results), case)

@@ -36,6 +36,8 @@ def first_loss(
     which differs between schedules.
     """
     key, num = f"first-{training}", config.replicas * config.data.num_microbatches
+    if config.model.is_factory and model_of(config, device).task.vocab_size is None:
+        key += f"-{num}"  # its batches of more microbatches may begin with others
     known = read_record(results, key) or {"sums": []}
     sums: list[tuple[float, int]] | None = known["sums"]
     if sums is not None and len(sums) < num:

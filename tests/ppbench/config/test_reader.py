@@ -239,7 +239,8 @@ def test_a_folder_and_a_factory_are_models_by_their_names(tmp_path, answers):
 
 
 def test_split_points_may_be_one_value_or_an_axis(tmp_path, answers):
-    text = "model.split = 'trace'"
+    """They are candidates for stages, not their number."""
+    text = "model.split = 'trace'\nmodel.partition = 'parameters'\nworld_size = 4"
     one = only_case(read(tmp_path, text, 'model.split_points=["blocks.2"]'))
     assert one.model_split_points == ("blocks.2",)
     several = read(tmp_path, text, 'model.split_points=[["blocks.2"], ["blocks.3"]]')
@@ -305,9 +306,19 @@ def test_models_that_cannot_be_looked_at_are_one_clear_error(tmp_path, answers):
 def test_data_fits_the_model(tmp_path, monkeypatch, case, facts, key, what):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("short")
-    found = list(problems_of_fit(case, facts, is_max_seq_len_set=False))
+    found = list(problems_of_fit(case, facts, lambda _key: False))
     assert [problem.key for problem in found] == ([] if key is None else [key])
     assert all(what in problem.message for problem in found)
+
+
+@pytest.mark.parametrize("key", ["seq_len", "data.source", "data.tokenizer", "data.shuffle"])
+def test_what_is_set_of_texts_is_refused_where_a_factory_brings_its_own_batches(key):
+    own = Facts(num_layers=4, targets_per_sample=1)
+    case = Case(model_preset="vit:build", seq_len=9999, model_partition=(1, 3))
+    assert not list(problems_of_fit(case, own, {"data.num_workers"}.__contains__))
+    (problem,) = problems_of_fit(case, own, {key}.__contains__)
+    assert problem.key == key
+    assert problem.message == "does nothing: vit:build brings its own batches; remove it"
 
 
 def test_every_case_of_the_demo_means_something_on_two_cores():
