@@ -136,7 +136,7 @@ class Case:
         "`auto`: by the plan of its architecture; `trace`: by tracing",
     )
     model_split_points: tuple[str, ...] = setting(
-        (), kinds.SPLIT_POINTS, "modules that begin a stage when traced, JSON list"
+        (), kinds.SPLIT_POINTS, "modules that begin a layer when traced, JSON list"
     )
     model_seed: int = setting(0, kinds.SEED, "seed of the initial weights")
     data_source: str = setting("stdlib", kinds.SOURCE, "where tokens come from")
