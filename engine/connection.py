@@ -26,10 +26,10 @@ from engine.configuration import (
     recomputed_stages,
 )
 from engine.model.chain import Chain
-from engine.model.partition import BY_COST, Costs, balance, partition_layers
+from engine.model.partition import BY_COST, Costs, balance, costs_to_balance, partition_layers
 from engine.model.stage_module import Message
 from engine.plan.program import Program
-from engine.run.layer_costs import measure_costs
+from engine.run.layer_costs import measure_model_costs
 from engine.run.p2p.fabric import Fabric, Ranks
 
 Decided = TypeVar("Decided")
@@ -92,17 +92,20 @@ def _decide(
     model, num_stages = model_of(config, device), program.num_stages
     data = data_spec_of(config, model)
     shape, kind = (data.microbatch_size, data.longest), config.model.partition
-    costs = Costs((1.0,) * model.num_layers)
+    recomputed, costs = recomputed_stages(config, num_stages), Costs((1.0,) * model.num_layers)
     if num_stages == 1:
         partition = [range(model.num_layers)]
     elif kind in BY_COST:
         costs = model.costs
         if kind == "measured":
-            costs = measure_costs(model, shape, device, autocast_of(config.autocast, device))
+            autocast = autocast_of(config.autocast, device)
+            measured = measure_model_costs(
+                *(model, shape, device, autocast, config.optimizer), recompute=all(recomputed)
+            )
+            costs = costs_to_balance(measured)
         partition = balance(costs, num_stages)
     else:
         partition = partition_layers(kind, model.num_layers, num_stages)
-    recomputed = recomputed_stages(config, num_stages)
     if isinstance(model, Chain):
         again = {
             n for owned, is_on in zip(partition, recomputed, strict=True) if is_on for n in owned

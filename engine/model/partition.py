@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
+from engine.plan.model_costs import ModelCosts
+
 BY_COST = ("parameters", "measured")
 KNOWN = ("uniform", *BY_COST)
 Joined = Callable[[float, float], float]
@@ -34,6 +36,13 @@ class Costs:
         totals[0] += self.before
         totals[-1] += self.after
         return totals
+
+
+def costs_to_balance(measured: ModelCosts) -> Costs:
+    """Nanoseconds of a forward and a whole backward."""
+    parts = measured.before, *measured.layers, measured.after
+    before, *layers, after = (part.forward_ns + part.backward_ns for part in parts)
+    return Costs(tuple(layers), before, after)
 
 
 def partition_layers(

@@ -29,13 +29,11 @@ from engine.run.layer_times import (
     median_error,
     median_times,
     relative_error,
-    run_whole,
     sample,
 )
 from engine.run.lone_stage import Conditions, PartBytes, Parts, measure_bytes
 from engine.run.optimizer import OptimizerSpec
 
-REPEATS = 5
 BUDGET_S = 2.0
 """Seconds for the samples of all parts, beyond the fewest that are needed."""
 MOST_TOGETHER = 4
@@ -46,28 +44,6 @@ _BYTES_PER_PARAMETER = 16  # in float32: weight, gradient and two numbers of an 
 
 OnProgress = Callable[[int, int], None]
 """Called with how many parts of a model have been measured, and of how many."""
-
-
-def measure_costs(
-    model: Model,
-    shape: tuple[int, int],
-    device: torch.device,
-    autocast: AbstractContextManager[object] | None = None,
-) -> Costs:
-    """Seconds of a forward and backward of each layer, of what comes before and of what follows.
-
-    `shape` is that of a microbatch's token ids. The median of a few repeats after one to warm up.
-    """
-    conditions = Conditions(shape, device, autocast or nullcontext())
-    parts, clock = Parts(model, _each_alone(model), conditions), clock_for(device)
-
-    def seconds_of(index: int) -> float:
-        part = parts.build(index)
-        _, *repeats = (run_whole(part, clock) for _ in range(REPEATS + 1))
-        return statistics.median(repeats) / 1e9
-
-    before, *layers, after = map(seconds_of, range(model.num_layers + 2))
-    return Costs(tuple(layers), before, after)
 
 
 def measure_model_costs(

@@ -88,14 +88,6 @@ def run_round(parts: Sequence[LoneStage], clock: Clock) -> list[PartTimes]:
     ]
 
 
-def run_whole(part: LoneStage, clock: Clock) -> float:
-    """Run one microbatch forward and backward; returns its nanoseconds."""
-    clock.begin()
-    columns = _run_microbatch([part], clock, is_split=False)
-    clock.end()
-    return sum(clock.read_ns(end) - clock.read_ns(start) for ((start, end),) in columns)
-
-
 def _run_microbatch(
     parts: Sequence[LoneStage], clock: Clock, *, is_split: bool
 ) -> list[list[_Interval]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from engine.model.descriptions import Facts
-from engine.model.partition import Costs, balance, partition_layers
+from engine.model.partition import balance, costs_to_balance, partition_layers
 from engine.plan.action import Op
 from engine.plan.model_costs import LayerCosts, ModelCosts
 from engine.plan.program import Program
@@ -104,10 +104,8 @@ def partition_of(case: Case, costs: CostSet, facts: Facts) -> Partition:
     model = next(iter(costs.by_setting.values()))
     by = facts.costs if kind == "parameters" else None
     if kind == "measured":
-        model = models_of(case, costs, {case.train_recompute})[case.train_recompute]
-        ends = model.before, *model.layers, model.after
-        before, *layers, after = (one.forward_ns + one.backward_ns for one in ends)
-        by = Costs(tuple(layers), before, after)
+        is_on = case.train_recompute
+        by = costs_to_balance(models_of(case, costs, {is_on})[is_on])
     if by is None:
         return tuple(partition_layers(kind, len(model.layers), num_stages))
     return tuple(balance(by, num_stages))

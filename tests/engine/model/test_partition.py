@@ -5,10 +5,16 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.model.partition import Costs, PartitionError, balance, partition_layers
+from engine.model.partition import (
+    Costs,
+    PartitionError,
+    balance,
+    costs_to_balance,
+    partition_layers,
+)
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model
-from engine.run.layer_costs import measure_costs
+from engine.run.layer_costs import measure_model_costs
 
 
 def counts(*arguments):
@@ -75,7 +81,7 @@ def test_a_tied_head_counts_on_both_stages_that_hold_it():
 @pytest.mark.parametrize("preset", ["llama-tiny", "models:tied_sequential"])
 def test_every_part_of_a_model_takes_time(preset):
     model = open_model(ModelSpec(preset), (1, 32), torch.device("cpu"))
-    measured = measure_costs(model, (1, 32), torch.device("cpu"))
+    measured = costs_to_balance(measure_model_costs(model, (1, 32), torch.device("cpu")))
     assert len(measured.layers) == model.num_layers
     assert min(*measured.layers, measured.after) > 0
 
