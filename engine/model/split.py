@@ -13,6 +13,7 @@ which takes longer to import than torch.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,10 +59,9 @@ def open_model(
     if spec.split == "trace":
         from engine.model.traced import traced  # the tracer takes half a second to import
 
-        configuration = getattr(factory.skeleton, "config", None)
+        configuration: Any = getattr(factory.skeleton, "config", None)
         if getattr(configuration, "use_cache", False):  # of transformers; no training wants it
             configuration.use_cache = False
-
         return traced(factory, spec.split_points, spec.torch_dtype, shape, task_of(*trained))
     if isinstance(factory.skeleton, nn.Sequential):
         return sequential(factory, spec.torch_dtype, shape, task_of(*trained))
