@@ -3,7 +3,7 @@
 within a rank   the stages hold one parameter
 over ranks      each rank holds a copy; the gradients are added up, so that all copies stay equal
 over replicas   as all weights, before; in buckets of their own, so that owners have equal shards
-a checkpoint    has the copy of the first owner
+a checkpoint    has the copy of the first rank that owns it
 """
 
 from __future__ import annotations
@@ -99,10 +99,4 @@ class Shared:
             for weight in self._weights
             for owner, name in weight.owners
             if owner == stage
-        }
-
-    def saved_elsewhere(self, stage: int) -> set[str]:
-        """Names on a stage of weights that a checkpoint takes from another owner."""
-        return {
-            name for weight in self._weights for owner, name in weight.owners[1:] if owner == stage
         }

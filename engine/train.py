@@ -2,35 +2,292 @@
 
     torchrun --nproc-per-node 3 -m engine.train --data text:corpus.txt --max-tokens 1000000
 
-1 `cli.options`      read, and checked by each rank before it talks to another
-2 `cli.launch`       the ranks meet; what is wrong on any of them ends all, and is said once
-3 `cli.preparation`  what a rank can find out alone
-4 `cli.training`     step, show, save, until the goal is reached
+1 `read_options`, `configuration`   options, checked by each rank before it talks to another
+2 `Launch`                          the ranks; what is wrong on any of them is said once, by one
+3 `prepare`                         what a rank can find out alone
+4 `train`                           step, show, save, until the goal is reached
 
-Steps go to standard output, all else to standard error.
+Steps go to standard output, all else to standard error. Torch is imported only when the options
+have been read: `--help` and a mistyped option are answered at once.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import functools
+import json
+import math
 import os
+import re
 import signal
 import sys
+import time
 import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar, cast
 
 from engine import device_variables
-from engine.cli.launch import Launch, RefusedError, is_known
-from engine.cli.preparation import Job, fabric_of, prepare
-from engine.cli.training import Display, Training
 
+if TYPE_CHECKING:
+    import torch
+
+    from engine.configuration import TrainerConfig
+
+T = TypeVar("T")
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
+PATIENCE = timedelta(days=1)
+"""Time limit of collectives: a rank may tokenise a data set while the others wait for it."""
+
+
+class OptionError(Exception):
+    """An option has an impossible value, or contradicts another."""
+
+
+class RefusedError(Exception):
+    """A rank cannot go on, and its error message has been printed."""
+
+
+OPTIONS: list[str | tuple[str, Any, str, str]] = [
+    "Model",
+    ("model", "llama-8m", "NAME", "preset, hub id, folder or package.module:factory"),
+    ("dtype", "float32", "float32|float64|bfloat16", "of parameters and gradients"),
+    ("weights", "auto", "auto|random", "a checkpoint's own where it has them, or random"),
+    ("seed", 0, "N≥0", "of random weights, dropout and shuffling"),
+    ("trust-remote-code", False, "", "run the code that a hub model brings"),
+    "Data",
+    ("data", "stdlib", "SOURCE", "stdlib, synthetic, text:PATH, files:PATH, hf:NAME?split=…"),
+    ("tokenizer", "auto", "NAME", "hub id, folder or bytes; auto: the model's, else bytes"),
+    ("text-column", "text", "NAME", "the column to train on"),
+    ("seq-len", "128", "N|variable", "tokens of a sequence; variable: a document, padded"),
+    ("max-seq-len", 2048, "N≥1", "longer documents are cut (variable)"),
+    ("shuffle", True, "", "anew in each epoch"),
+    ("data-workers", 0, "N≥0", "loader processes per rank"),
+    "Pipeline",
+    ("schedule", "1f1b", "NAME", "such as 1f1b, zb_h1 or zbv; csv:PATH: a program file"),
+    ("stages-per-rank", None, "N≥1", "of interleaved schedules; else the schedule's own"),
+    ("replicas", 1, "N≥1", "pipelines, which divide the processes and the batch"),
+    ("sharding", "ddp", "none|ddp|zero1|zero2|zero3|torch", "what replicas keep parts of"),
+    ("global-batch-size", 8, "N≥1", "sequences per step"),
+    ("microbatch-size", 1, "N≥1", "sequences per microbatch; divides the global batch size"),
+    ("partition", "uniform", "KIND|N,N,…", "uniform, parameters, measured, or 6,10,10,6"),
+    ("split", "auto", "auto|trace", "trace: cut any factory's module by tracing"),
+    ("split-points", "", "NAME,NAME,…", "submodules to cut before (trace)"),
+    "Length of the run",
+    ("max-tokens", None, "N≥1", "stop at the step that reaches as many tokens"),
+    ("max-steps", None, "N≥1", "stop after as many steps, resumed ones included"),
+    "Optimizer",
+    ("optimizer", "adamw", "adamw|sgd", ""),
+    ("learning-rate", 1e-4, "X≥0", "at its peak"),
+    ("weight-decay", 0.01, "X≥0", "AdamW's"),
+    ("momentum", 0.0, "X≥0", "SGD's"),
+    ("lr-schedule", "constant", "constant|cosine", ""),
+    ("lr-warmup-steps", 0, "N≥0", "the rate grows from 0 until then"),
+    ("lr-decay-steps", None, "N≥1", "where the cosine reaches 0; else at the end of the run"),
+    ("clip-norm", 0.0, "X≥0", "largest norm of all gradients; 0: no limit"),
+    "Precision and device",
+    ("autocast", "none", "none|bfloat16", "compute in it where torch deems it safe"),
+    ("recompute", False, "", "save memory: run each layer's forward again"),
+    ("recompute-stages", (), "true|false,…", "the same for some stages, such as true,false"),
+    ("compile", False, "", "compile the layers"),
+    ("device", "auto", "auto|cpu|cuda|xpu", "auto: an accelerator where there is one"),
+    ("threads", None, "N≥1", "CPU threads per rank; else OMP_NUM_THREADS (torchrun: 1), or all"),
+    "Checkpoints",
+    ("save", None, "FOLDER", "save here when the run is complete"),
+    ("save-every", None, "N≥1", "also save after every N steps"),
+    ("resume", None, "FOLDER|latest", "go on from a checkpoint; latest: the last in --save"),
+    "Output",  # not "--log": torchrun takes it for a prefix of its own options
+    ("log-file", None, "FILE", "write each step to it, as a line of JSON"),
+    ("log-every", 1, "N≥1", "print every N steps"),
+    ("quiet", False, "", "print steps only: no notes"),
+]
+"""Groups; and of each option its name, default, values and meaning."""
+
+
+KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "N≥1": (r"[1-9]\d*", int),
+    "N≥0": (r"\d+", int),
+    "X≥0": (r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", float),
+    "N|variable": (r"[1-9]\d*|variable", lambda word: int(word) if word.isdecimal() else word),
+    "KIND|N,N,…": (
+        r"[a-z]+|\d+(, *\d+)*",
+        lambda words: words if words.isalpha() else tuple(map(int, words.split(","))),
+    ),
+    "NAME,NAME,…": (".*", lambda words: tuple(filter(None, words.split(",")))),
+    "true|false,…": (
+        "(true|false)(, *(true|false))*",
+        lambda words: tuple(word.strip() == "true" for word in words.split(",")),
+    ),
+    "FOLDER": (".+", Path),
+    "FILE": (".+", Path),
+}
+"""The form of some values, and what they become. Other values are words."""
+
+
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read a command line, as far as it needs no torch. Raises OptionError."""
+
+    def read(name: str, values: str, text: str) -> Any:
+        form, convert = KINDS.get(values, (values if values.islower() else ".+", str))
+        if not re.fullmatch(form, text):
+            raise OptionError(f'--{name} is "{text}"; expected {values}')
+        return convert(text)
+
+    def refuse(message: str) -> NoReturn:
+        raise OptionError(f"{message}; see --help")
+
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.train",
+        description="Train a language model in a pipeline: each rank has some of its layers. "
+        "Start one process per rank with `torchrun --nproc-per-node N -m engine.train …`; "
+        "`python -m engine.train …` trains unsplit.",
+        allow_abbrev=False,
+    )
+    parser.error = refuse  # type: ignore[method-assign]
+    for row in OPTIONS:
+        if isinstance(row, str):
+            group = parser.add_argument_group(row)
+            continue
+        name, default, values, meaning = row
+        more: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        if values:
+            more = {"metavar": values, "type": functools.partial(read, name, values)}
+        shown = f"{meaning} [{default}]" if default or (default == 0 and values) else meaning
+        group.add_argument(f"--{name}", default=default, help=shown, **more)
+    options = parser.parse_args(arguments)
+    if options.max_tokens is None and options.max_steps is None:
+        raise OptionError("the run has no end; give --max-tokens, --max-steps or both")
+    batch, part = options.global_batch_size, options.microbatch_size * options.replicas
+    if batch % part:
+        raise OptionError(
+            f"--global-batch-size {batch} is not a multiple of {part}, --microbatch-size times "
+            f"--replicas; {(batch // part + 1) * part} is"
+        )
+    if options.save is None and (options.save_every is not None or options.resume == "latest"):
+        needs = "--save-every" if options.save_every is not None else "--resume latest"
+        raise OptionError(f"{needs} needs the folder of checkpoints; give --save FOLDER")
+    if options.recompute and options.recompute_stages:
+        raise OptionError("--recompute means all stages; give it or --recompute-stages")
+    return options
+
+
+def configuration(options: argparse.Namespace, world_size: int) -> TrainerConfig:
+    """The trainer's configuration, of the replicas on all processes. Raises OptionError."""
+    from engine.configuration import TrainerConfig
+    from engine.model.data import DataSpec
+    from engine.model.spec import ModelSpec
+    from engine.plan.collectives import POLICIES
+    from engine.run.optimizer import OptimizerSpec
+
+    def spec(kind: Callable[..., T], **given: object) -> T:
+        """Make a part of the configuration: of what is given, and of the options of its names."""
+        names = {field.name for field in dataclasses.fields(cast(Any, kind))}
+        return kind(**{name: v for name, v in vars(options).items() if name in names} | given)
+
+    replicas, decay_steps = options.replicas, options.lr_decay_steps or 0
+    if world_size % replicas:
+        raise OptionError(
+            f"--replicas {replicas} does not divide the {world_size} processes; start a multiple "
+            f"of it: torchrun --nproc-per-node {replicas}"
+        )
+    if not decay_steps and options.lr_schedule == "cosine":
+        ends = [] if options.max_steps is None else [options.max_steps]
+        if options.max_tokens is not None and options.seq_len != "variable":
+            ends.append(math.ceil(options.max_tokens / options.global_batch_size / options.seq_len))
+        if not ends:
+            raise OptionError(
+                "the cosine has no end: the number of steps in --max-tokens is unknown with "
+                "sequences of variable length; give --lr-decay-steps or --max-steps"
+            )
+        decay_steps = min(ends)
+    num_microbatches = options.global_batch_size // options.microbatch_size // replicas
+    own = {"num_microbatches": num_microbatches, "num_workers": options.data_workers}
+    try:
+        return spec(
+            TrainerConfig,
+            model=spec(ModelSpec, name=options.model),
+            data=spec(DataSpec, source=options.data, **own),
+            optimizer=spec(OptimizerSpec, name=options.optimizer, lr_decay_steps=decay_steps),
+            world_size=world_size // replicas,
+            recompute=options.recompute_stages or options.recompute,
+            sharding=POLICIES[options.sharding](),
+        )
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+
+
+class Launch:
+    """This process's place among the ranks, from torchrun's environment; alone without it."""
+
+    def __init__(self) -> None:
+        places = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        numbers = (int(os.environ.get(name, default)) for name, default in places.items())
+        self.rank, self.world_size, self.local_rank, self.local_world_size = numbers
+
+    def gather(self, ours: T) -> list[T]:
+        """Every rank's object. Blocks until all ranks call it; the first call connects them.
+
+        Only these objects use the default process group; tensors use the groups of `Fabric`.
+        """
+        if self.world_size == 1:
+            return [ours]
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public
+
+            from engine.rank_store import store_of_ranks
+
+            # A prefix per restart (torchrun --max-restarts) keeps gloo from reading the dead ranks'
+            # addresses in the agent's store (pytorch issue 135712).
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            own = PrefixStore(f"train-attempt-{attempt}", store_of_ranks(PATIENCE))
+            dist.init_process_group(
+                "gloo", store=own, rank=self.rank, world_size=self.world_size, timeout=PATIENCE
+            )
+        theirs: list[Any] = [None] * self.world_size
+        dist.all_gather_object(theirs, ours)
+        return theirs
+
+    def attempt(self, work: Callable[[], T]) -> T:
+        """Run `work` on every rank; raises RefusedError on all of them if it fails on any.
+
+        Blocks until all ranks have run it. The first rank of those with an error prints it.
+        """
+        result: T | None = None
+        problem: str | None = None
+        try:
+            result = work()
+        except Exception as error:
+            if not is_known(error):
+                raise
+            problem = str(error)
+        problems = self.gather(problem)
+        if any(other is not None for other in problems):
+            if problem is not None and problem not in problems[: self.rank]:
+                is_everywhere = problems.count(problem) == self.world_size
+                say(f"error: {problem if is_everywhere else f'rank {self.rank}: {problem}'}")
+            self.gather(None)  # torchrun ends all ranks with the first, so all have printed before
+            raise RefusedError
+        return cast(T, result)
+
+
+def is_known(error: Exception) -> bool:
+    """Whether its message suffices: the engine's own errors say what a user can do."""
+    return isinstance(error, OptionError) or type(error).__module__.startswith("engine.")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """Entry point of `python -m engine.train`."""
     device_variables.prepare(os.environ)
     try:
-        code = _run(Launch.from_environment())
+        code = _run(Launch())
     except KeyboardInterrupt:
         code = INTERRUPTED
     if code:
@@ -41,11 +298,7 @@ def main() -> None:
 
 def _run(launch: Launch) -> int:
     try:
-        job = launch.attempt(lambda: prepare(sys.argv[1:], launch))
-        if job is not None:
-            checkpoint = launch.gather(job.checkpoint)[0]  # ranks may see different latest ones
-            train(job, launch, checkpoint)
-        launch.close()
+        train(launch, *launch.attempt(lambda: prepare(sys.argv[1:], launch)))
     except RefusedError:
         return REFUSED
     except Exception as error:
@@ -54,70 +307,196 @@ def _run(launch: Launch) -> int:
 
         from engine.run.p2p.channel import TransferError
 
-        if is_known(error):
-            launch.say(f"rank {launch.rank}: {error}")
-            return REFUSED
-        words = str(error).partition("\n")[0]
+        who, words = f"error: rank {launch.rank}", str(error).partition("\n")[0]
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in words:
-            remedy = "try a smaller --microbatch-size, --recompute or more ranks"
-            launch.say(f"rank {launch.rank}: {words}; {remedy}")
+            say(f"{who}: {words}; try a smaller --microbatch-size, --recompute or more ranks")
         elif isinstance(error, TransferError | dist.DistError) or "gloo/transport" in words:
             where = words.partition("[")[0].rstrip(": ") or "working together"
-            launch.say(
-                f"rank {launch.rank}: {where}: another rank has died; its own error says why"
-            )
+            say(f"{who}: {where}: another rank has died; its own error says why")
+        elif is_known(error):
+            say(f"{who}: {error}")
+            return REFUSED
         else:
             traceback.print_exc()
         return FAILED
     return 0
 
 
-def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
-    """Build the trainer and run it to the end, from a checkpoint if there is one. Collective."""
+def prepare(
+    arguments: Sequence[str], launch: Launch
+) -> tuple[argparse.Namespace, TrainerConfig, torch.device, Path | None]:
+    """Check what may be wrong on one rank alone. Raises errors that `is_known` accepts.
+
+    Returns the options, the configuration, the rank's device and the checkpoint to go on from.
+    """
+    options = read_options(arguments)
+    import torch
+
+    from engine import checkpoints
+    from engine.configuration import data_of, model_of, program_of, tokenizer_of
+    from engine.run import device as devices
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device, kind = devices.CPU, None if options.device == "auto" else options.device
+    if kind != "cpu" and (kind or devices.count()):
+        if (problem := device_variables.refused(os.environ)) is not None:
+            raise OptionError(f"--device {options.device}: {problem}")
+        try:
+            device = devices.of_local_rank(launch.local_rank, kind)
+        except RuntimeError as error:
+            raise OptionError(f"--device: {error}, or auto") from None
+    config = configuration(options, launch.world_size)
+    program_of(config)
+    data_of(config, model_of(config, device), tokenizer_of(config), device).close()
+    source = None if options.save is None else checkpoints.latest(options.save)
+    if options.resume not in (None, "latest"):
+        source = checkpoints.find(Path(options.resume))
+    elif options.resume is None and source is not None:
+        raise OptionError(  # else two runs would be taken for one
+            f"--save: {source} exists already; go on from it with --resume latest, or choose "
+            "another folder"
+        )
+    try:
+        if options.save is not None:
+            options.save.mkdir(parents=True, exist_ok=True)
+            if not os.access(options.save, os.W_OK):
+                raise PermissionError(None, "permission denied")
+    except OSError as error:
+        raise OptionError(f"--save: cannot write in {options.save}: {error.strerror}") from None
+    return options, config, device, source
+
+
+def train(
+    launch: Launch,
+    options: argparse.Namespace,
+    asked: TrainerConfig,
+    device: torch.device,
+    source: Path | None,
+) -> None:
+    """Train to the end, from a checkpoint if there is one. Collective: all ranks decide alike."""
+    from engine import checkpoints
+    from engine.run import device as devices
+    from engine.run.clock import clock_for
     from engine.run.heap import keep_freed_memory
-    from engine.trainer import Progress, Trainer, agree
+    from engine.run.p2p.fabric import Fabric
+    from engine.trainer import Trainer, agree
 
     keep_freed_memory()
-    fabric = fabric_of(job, launch)
-    agreement = launch.attempt(lambda: agree(job.config, fabric))
+    if device.type != (kind := launch.gather(device.type)[0]):
+        remedy = "give --device cpu, or use machines with GPUs"
+        raise OptionError(f"this rank has {device.type}, rank 0 {kind}; {remedy}")
+    # All ranks need the same answer: both ends of a channel must be of one kind.
+    is_shared = any(launch.gather(launch.local_world_size > devices.count()))
+    fabric = Fabric(device, clock_for(device), is_device_shared=is_shared)
+    agreement = launch.attempt(lambda: agree(asked, fabric))
     trainer = launch.attempt(lambda: Trainer(agreement, fabric))
-    progress = Progress()
-    if checkpoint is not None:
-        progress = launch.attempt(lambda: trainer.resume(checkpoint))
-    first_step = progress.step
+    source = launch.gather(source)[0]  # ranks may see different latest ones
+    progress = checkpoints.Progress()
+    if source is not None:
+        progress = launch.attempt(lambda: checkpoints.resume(trainer, source))
+    step, tokens = progress.step, progress.num_tokens
     is_shown = launch.rank == trainer.lowered.placement.ranks[-1]
-    display = launch.attempt(lambda: Display(job.options, first_step, is_shown=is_shown))
-    options = job.options
+    log = launch.attempt(lambda: _log_of(options.log_file if is_shown else None, step))
+    is_cautioned, unprinted = False, (0, 0.0)  # tokens and seconds since the last line
+
+    def note(words: str) -> None:
+        if is_shown and not options.quiet:
+            say(words)
+
+    def caution(what: str | None) -> None:
+        """Say, once on this rank, that a number is no longer finite."""
+        nonlocal is_cautioned
+        if what is not None and not is_cautioned:
+            is_cautioned = True
+            who = f"step {step}: {what} is not finite on rank {launch.rank} (NaN or infinite)"
+            remedy = "try a lower --learning-rate, --clip-norm, or another --dtype"
+            say(f"caution: {who}: nothing is learnt from now on; {remedy}")
+
+    def is_over() -> bool:
+        return step >= (options.max_steps or math.inf) or tokens >= (options.max_tokens or math.inf)
+
     layers = ", ".join(str(len(owned)) for owned in trainer.partition)
-    num_microbatches = options.global_batch_size // options.microbatch_size
     replicas = f"{options.replicas} replicas ({options.sharding}), " if options.replicas > 1 else ""
-    display.note(
-        f"{options.model}: {trainer.model.num_parameters:,} parameters; "
-        f"{replicas}{launch.world_size} x {job.device.type}, {options.schedule}, layers {layers}; "
-        f"{num_microbatches} microbatches of {options.microbatch_size}"
-    )
+    ranks = f"{replicas}{launch.world_size} x {device.type}, {options.schedule}, layers {layers}"
+    size, num = options.microbatch_size, options.global_batch_size // options.microbatch_size
+    parameters = f"{options.model}: {trainer.model.num_parameters:,} parameters"
+    note(f"{parameters}; {ranks}; {num} microbatches of {size}")
     sizes = trainer.model.costs.of_stages(trainer.partition)
     bare = [str(stage) for stage, size in enumerate(sizes) if size == 0]
-    if bare and not isinstance(job.config.model.partition, tuple):  # the user listed no layers
+    if bare and not isinstance(asked.model.partition, tuple):  # the user listed no layers
         stages = f"stage {bare[0]} has" if len(bare) == 1 else f"stages {', '.join(bare)} have"
         remedy = "use fewer ranks, another --partition or other --split-points"
-        display.note(f"{stages} no parameters: nothing is trained there; {remedy}")
-    if checkpoint is not None:
-        display.note(f"resumed from {checkpoint}, after step {first_step}")
-    elif options.resume is not None:
-        display.note(f"no checkpoint in {options.save}: a fresh start")
-    training = Training(options, launch, trainer, display, progress)
+        note(f"{stages} no parameters: nothing is trained there; {remedy}")
+    if options.resume is not None:
+        fresh = f"no checkpoint in {options.save}: a fresh start"
+        note(fresh if source is None else f"resumed from {source}, after step {step}")
+    if is_over():
+        note(f"step {step} has reached the end: nothing to do")
     try:
-        try:
-            training.run()
-        finally:
-            display.close()
+        while not is_over():
+            started = time.perf_counter()
+            result = trainer.step(step)
+            seconds = time.perf_counter() - started
+            step, tokens = step + 1, tokens + result.num_tokens
+            if log is not None:
+                line = {
+                    "step": step,
+                    "loss": result.loss,
+                    "num_tokens": result.num_tokens,
+                    "tokens": tokens,
+                    "tokens_per_s": result.num_tokens / seconds,
+                    "learning_rate": result.learning_rate,
+                    "gradient_norm": result.gradient_norm,
+                }
+                finite = {k: v for k, v in line.items() if v is not None and math.isfinite(v)}
+                print(json.dumps(dict.fromkeys(line) | finite), file=log, flush=True)
+            unprinted = unprinted[0] + result.num_tokens, unprinted[1] + seconds
+            if is_shown and (step % options.log_every == 0 or is_over()):
+                loss, speed = result.loss, unprinted[0] / unprinted[1]
+                counts = f"{tokens:,} tokens | {speed:,.0f} tokens/s"
+                print(f"step {step} | loss {loss:.4f} | {counts}", flush=True)
+                unprinted = (0, 0.0)
+            if result.loss is not None and not math.isfinite(result.loss):
+                caution(f"the loss, {result.loss},")
+            if not is_cautioned:
+                caution(trainer.find_not_finite())
+            is_due = options.save_every is not None and step % options.save_every == 0
+            if options.save is not None and (is_due or is_over()):
+                caution(trainer.find_not_finite(has_weights=True))
+                done = checkpoints.Progress(step, tokens)
+                save = functools.partial(checkpoints.save, trainer, options.save, done)
+                note(f"saved {launch.attempt(save)}")
+        caution(trainer.find_not_finite(has_weights=True))
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun repeats what the terminal sent
-        display.close()
-        display.say(training.how_to_go_on())
+        remedy = "nothing is saved: --save without --save-every saves at the end"
+        if options.save is not None and (saved := checkpoints.latest(options.save)) is not None:
+            remedy = f"{saved} is saved: go on with the same command and --resume latest"
+        if is_shown:
+            say(f"stopped after step {step}; {remedy}")
         raise
     trainer.close()
+    if launch.world_size > 1:
+        import torch.distributed as dist
+
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _log_of(path: Path | None, first_step: int) -> TextIO | None:
+    """Open the log; a resumed run goes on with it, without the steps that it repeats."""
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+        steps = (re.match(r'\{"step": (\d+),.*\}\n', line) for line in lines)
+        kept = [match[0] for match in steps if match and int(match[1]) <= first_step]
+        path.write_text("".join(kept))
+        return path.open("a")
+    except OSError as error:
+        raise OptionError(f"--log-file: cannot write {path}: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor, nn
 
-from engine.checkpoints import Checkpoints, Progress
 from engine.configuration import (
     TrainerConfig,
     data_of,
@@ -56,7 +54,7 @@ from engine.run.stage import Stage, compile_layers
 from engine.run.timed_step import TimedStep
 from engine.shared_weights import Shared
 
-__all__ = ["Progress", "Runner", "StepResult", "Trainer", "TrainerConfig", "agree"]
+__all__ = ["Runner", "StepResult", "Trainer", "TrainerConfig", "agree"]
 
 OPTIMIZER_ACTION = Action(NO_INDEX, Op.OPT, NO_INDEX)
 Result = TypeVar("Result")
@@ -170,9 +168,9 @@ class Trainer:
             stage: self.model.build_stage(self.partition, stage, self.device)
             for stage in placement.stages_of(self.rank)
         }
-        self._shared = Shared(self.shared_weights, self.modules, placement.ranks, self.rank)
+        self.shared = Shared(self.shared_weights, self.modules, placement.ranks, self.rank)
         share = share or shards_of
-        self.shards = share(self, self._shared, flight) if config.replicas > 1 else None
+        self.shards = share(self, self.shared, flight) if config.replicas > 1 else None
         recomputed = recomputed_stages(config, len(self.partition))
         for stage, module in self.modules.items():
             if recomputed[stage]:
@@ -187,7 +185,7 @@ class Trainer:
             # Another runner's backward may be split by torch itself: stages are rehearsed whole.
             _rehearse(self, {s: _stage_of(self, s, is_whole=True) for s in self.modules})
         self.runner: Runner = (build or _executing)(self, self._progress or flight)
-        self._optimizer = build_optimizer(config.optimizer, list(self.trained().values()))
+        self.optimizer = build_optimizer(config.optimizer, list(self.trained().values()))
         self._gradient_norm: Tensor | None = None
         self._own_squares: Tensor | None = None  # of this rank's gradients, before clipping
 
@@ -200,22 +198,6 @@ class Trainer:
     def program(self) -> Program:
         """The computations of the step, as they are run."""
         return self.lowered.compute_only()
-
-    @property
-    def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(
-            self.config,
-            self.model,
-            self.tokenizer,
-            self.modules,
-            self._shared,
-            self._optimizer,
-            len(self.partition),
-            self.ranks[self.rank],
-            self.gather,
-            self._pieces,
-            self.shards,
-        )
 
     def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
         """Train on the batch of step `step`; returns when its work is done on this rank.
@@ -303,7 +285,7 @@ class Trainer:
         def owned() -> Owned:
             parameters = [*self.parameters().values(), *self.trained().values()]
             gradients = [p.grad for p in parameters if p.grad is not None]
-            states = [] if self._optimizer is None else list(self._optimizer.state.values())
+            states = [] if self.optimizer is None else list(self.optimizer.state.values())
             state = [v for values in states for v in values.values() if isinstance(v, Tensor)]
             buffers = [b for module in self.modules.values() for b in module.buffers()]
             return Owned(parameters, gradients, state, buffers, list(self.runner.held_tensors()))
@@ -342,25 +324,6 @@ class Trainer:
         found = None if self.shards is None else self.shards.gathered(self.modules, of)
         return {name: of(p) if found is None else found[p] for name, p in parameters.items()}
 
-    def check_storable(self) -> None:
-        """Collective. Raises SnapshotError on every rank if some weight could not be saved."""
-        self._checkpoints.check_storable()
-
-    def save(self, folder: Path, progress: Progress) -> Path:
-        """Write a checkpoint into a folder of them; returns its own folder.
-
-        Collective; blocks until it is whole. Raises SnapshotError on every rank.
-        """
-        return self._checkpoints.save(folder, progress)
-
-    def resume(self, folder: Path) -> Progress:
-        """Go on from a checkpoint, of whatever world size; returns how far it had come.
-
-        Collective; blocks. Raises SnapshotError on every rank alike when the checkpoint does not
-        open or is of another model; then nothing has changed.
-        """
-        return self._checkpoints.resume(folder)
-
     @property
     def peak_held(self) -> int:
         """The most microbatches whose activations this rank has held at once, in any step."""
@@ -389,11 +352,11 @@ class Trainer:
             if loss is not None:
                 self.fabric.sum_over(loss, self.same_rank)
         # Blocks until the other owners are here. All end with the same sum, bit for bit.
-        self._shared.sum_gradients(
+        self.shared.sum_gradients(
             lambda tensor, ranks: self.fabric.sum_over(
                 tensor, tuple(self.ranks[rank] for rank in ranks)
             ),
-            self._pieces,
+            self.pieces_of,
         )
         return loss, batch.num_tokens
 
@@ -407,7 +370,7 @@ class Trainer:
         """Blocks until every rank is here, where gradients are clipped; else does nothing."""
         if self.config.optimizer.clip_norm == 0:
             return
-        counted_elsewhere = self._shared.counted_elsewhere(self._pieces)
+        counted_elsewhere = self.shared.counted_elsewhere(self.pieces_of)
         gradients = [
             p.grad
             for p in self.trained().values()
@@ -422,23 +385,23 @@ class Trainer:
             self.fabric.sum_over(tensor, ranks)
 
     def _update(self, rate: float) -> None:
-        if self._optimizer is not None:
+        if self.optimizer is not None:
             if self._gradient_norm is not None:
                 largest, norm = self.config.optimizer.clip_norm, self._gradient_norm.squeeze()
                 torch.nn.utils.clip_grads_with_norm_(list(self.trained().values()), largest, norm)
-            for group in self._optimizer.param_groups:
+            for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self._optimizer.step()
+            self.optimizer.step()
         if self.shards is not None:
             self.shards.gather_updated()
 
-    def _pieces(self, parameter: nn.Parameter) -> list[Piece]:
+    def pieces_of(self, parameter: nn.Parameter) -> list[Piece]:
         return [Piece.all_of(parameter)] if self.shards is None else self.shards.pieces(parameter)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer trains on this rank: parameters or pieces of them, by their names."""
         parameters = self.parameters().items()
-        return {name: piece.own for name, p in parameters for piece in self._pieces(p)}
+        return {name: piece.own for name, p in parameters for piece in self.pieces_of(p)}
 
     def gather(self, ours: Any) -> list[Any]:
         """The object of each rank of all replicas, in order, on all of them. Collective; blocks."""

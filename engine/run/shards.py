@@ -97,10 +97,6 @@ class Piece:
     def all_of(cls, parameter: nn.Parameter) -> Piece:
         return cls(parameter, 0, parameter.numel())
 
-    def of(self, whole: Tensor) -> Tensor:
-        """Its part of a tensor that has the shape of the whole parameter."""
-        return whole.to(self.own.device).flatten()[self.first : self.last].view(self.own.shape)
-
 
 @dataclass(frozen=True)
 class Kept:

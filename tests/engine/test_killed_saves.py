@@ -8,29 +8,44 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from pipeline import config, lone_trainer
 
-from engine.model.checkpoint import read_index
-from engine.run import restoring, snapshot
-from engine.run.snapshot import Part, SnapshotError, State
+from engine import checkpoints
+from engine.checkpoints import CheckpointError, Progress
+from engine.run.optimizer import OptimizerSpec
 
 TOUCHES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 """Events of CPython's audit hooks: each operation on files of Python's own."""
 
 
-def save(root: Path, step: int, value: float, size: int = 8) -> None:
-    """A checkpoint of one weight of two stages, whose elements are all `value`."""
-    weights = {stage: torch.full((size,), value) for stage in (0, 1)}
-    snapshot.save(
-        snapshot.folder_of(root, step),
-        [Part(n, {f"w{n}": w}, {f"w{n}/momentum_buffer": w}) for n, w in weights.items()],
-        num_stages=2,
-        state=State(step, 64 * step, 2, "sgd", 0.9, None),
-        write_configuration=lambda folder: (folder / "config.json").write_text("{}") and None,
-        gather=lambda ours: [ours],
-        is_first_rank=True,
-    )
+@pytest.fixture(scope="module")
+def trainer():
+    """A trainer whose parameters have momentum."""
+    optimizer = OptimizerSpec("sgd", momentum=0.9)
+    trainer = lone_trainer(config("1f1b", 1, 1, optimizer=optimizer))
+    trainer.step(0)
+    yield trainer
+    trainer.close()
+
+
+def tensors_of(trainer):
+    moments = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
+    return [*(p.detach() for p in trainer.parameters().values()), *moments]
+
+
+def save(trainer, root: Path, step: int, value: float) -> None:
+    """A checkpoint whose elements are all `value`."""
+    for tensor in tensors_of(trainer):
+        tensor.fill_(value)
+    checkpoints.save(trainer, root, Progress(step))
+
+
+def value_of(trainer, folder: Path) -> float:
+    """The value of all elements of a checkpoint, which must be whole."""
+    checkpoints.resume(trainer, folder)
+    values = {float(x) for tensor in tensors_of(trainer) for x in (tensor.min(), tensor.max())}
+    assert len(values) == 1
+    return values.pop()
 
 
 def in_child(work) -> int:
@@ -62,64 +77,49 @@ def was_killed(child: int) -> bool:
     return os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
-def value_of(folder: Path) -> float:
-    """The value of all elements of a checkpoint, which must be whole."""
-    restoring.read_state(folder)
-    files = sorted(folder.glob("*.safetensors"))
-    indexed = {
-        (tensor, file)
-        for kind in snapshot.KINDS
-        for tensor, file in read_index(folder / snapshot.index_name(kind)).items()
-    }
-    assert indexed == {(tensor, file.name) for file in files for tensor in load_file(file)}
-    values = {
-        float(x) for file in files for t in load_file(file).values() for x in (t.min(), t.max())
-    }
-    assert len(files) == 4
-    assert len(values) == 1
-    return values.pop()
-
-
 @pytest.mark.parametrize("step", [2, 1], ids=["a new step", "the same step again"])
-def test_a_save_killed_at_any_operation_leaves_a_whole_checkpoint(tmp_path, step, is_thorough):
+def test_a_save_killed_at_any_operation_leaves_a_whole_checkpoint(
+    trainer, tmp_path, step, is_thorough
+):
     number, is_over = 0, False
     seen = set()
     while not is_over:
         number += 1 if is_thorough else 3  # a fork of this process costs more than the save
         root = tmp_path / str(number)
-        save(root, 1, 1.0)
+        save(trainer, root, 1, 1.0)
 
         def work(root=root, number=number):
             kill_before_touch(number)
-            save(root, step, 2.0)
+            save(trainer, root, step, 2.0)
 
         is_over = not was_killed(in_child(work))
-        newest = snapshot.latest(root)
+        newest = checkpoints.latest(root)
         assert newest is not None
-        value = value_of(newest)
+        value = value_of(trainer, newest)
         assert value == 2.0 if newest.name != "step-000001" else value in (1.0, 2.0)
         seen.add(value)
-        save(root, 3, 3.0)  # nothing that is left is in the way, or is left for good
-        assert value_of(snapshot.latest(root)) == 3.0
+        save(trainer, root, 3, 3.0)  # nothing that is left is in the way, or is left for good
+        assert value_of(trainer, checkpoints.latest(root)) == 3.0
         assert not list(root.glob(".step-*.partial"))
     assert number > 20
     assert seen == {1.0, 2.0}
 
 
-def test_a_disk_that_is_full_leaves_the_last_checkpoint_and_no_rest(tmp_path):
+def test_a_disk_that_is_full_leaves_the_last_checkpoint_and_no_rest(trainer, tmp_path):
     resource = pytest.importorskip("resource")
-    save(tmp_path, 1, 1.0)
+    save(trainer, tmp_path, 1, 1.0)
     said = tmp_path / "said"
 
     def work() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         try:
-            save(tmp_path, 2, 2.0, 2**16)
-        except SnapshotError as error:
+            save(trainer, tmp_path, 2, 2.0)
+        except CheckpointError as error:
             said.write_text(str(error))
 
     os.waitpid(in_child(work), 0)
     assert "the checkpoint could not be written" in said.read_text()
-    assert value_of(snapshot.latest(tmp_path)) == 1.0
+    assert "\n" not in said.read_text()
+    assert value_of(trainer, checkpoints.latest(tmp_path)) == 1.0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["said", "step-000001"]

@@ -33,8 +33,8 @@ def parameter_of(runtime, name):
 
 def before_sums(runtime, act):
     """Do something with the gradients, when all microbatches are through."""
-    usual = runtime._shared.sum_gradients
-    runtime._shared.sum_gradients = lambda *how: (act(), usual(*how))
+    usual = runtime.shared.sum_gradients
+    runtime.shared.sum_gradients = lambda *how: (act(), usual(*how))
 
 
 def nothing(_runtime):
@@ -42,7 +42,7 @@ def nothing(_runtime):
 
 
 def unsummed_tie(runtime):
-    runtime._shared.sum_gradients = lambda *_: None
+    runtime.shared.sum_gradients = lambda *_: None
 
 
 def wrong_gradient(runtime):

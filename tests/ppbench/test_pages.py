@@ -23,7 +23,7 @@ import typer.main
 from pages import ANYTHING, PAGES, ROOT, File, Line, matches, steps_of, trimmed
 from recordings import RECORDED, SETTINGS, ppbench
 
-from engine.cli.options import read_options
+from engine.train import read_options
 from ppbench.cli.app import app
 
 pytestmark = pytest.mark.usefixtures("warm_starts")

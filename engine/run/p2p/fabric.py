@@ -216,6 +216,10 @@ class Fabric:
         """The communicator of ranks that have been connected, for the tensors of its device."""
         return self._sum_groups[ranks]
 
+    def host_group_of(self, ranks: Ranks) -> dist.ProcessGroup:
+        """The communicator of ranks that have been connected, for what is in host memory."""
+        return self._host_groups[ranks]
+
     def sum_over(self, tensor: Tensor, ranks: Ranks) -> None:
         """Add the ranks' tensors in place. Blocks until all are here; equal bit for bit."""
         dist.all_reduce(tensor, group=self._sum_groups[ranks])

@@ -1,1 +1,0 @@
-"""The parts of the command-line trainer `engine.train`."""
