@@ -8,6 +8,7 @@ or on the batches that its factory brings, by the factory's own loss.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -46,7 +47,8 @@ def author_module(spec: ModelSpec, device: torch.device) -> tuple[nn.Module, Cri
             module, brought = parts_of(spec.name, find_factory(spec.name)())
         loss = None if brought is None else brought[1]
         if isinstance(loss, nn.Module):
-            loss.to(device, torch.promote_types(spec.torch_dtype, torch.float32))
+            wide = torch.promote_types(spec.torch_dtype, torch.float32)
+            loss = copy.deepcopy(loss).to(device, wide)
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             owner, _, own = name.rpartition(".")
             is_state = own not in module.get_submodule(owner)._non_persistent_buffers_set

@@ -12,6 +12,7 @@ A step's loss is the mean of its microbatches' losses, which are of one size. Ev
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import operator
@@ -142,7 +143,7 @@ class Own:
     ) -> None:
         """`name` is for messages; `dtype` the model's. Raises ModelError for unusable batches.
 
-        A loss that is a module is moved to `device`; its tensors have at least float32.
+        Of a loss that is a module, a copy is moved to `device`; its tensors have at least float32.
         """
         self._name, self._batches, self._loss, self._dtype = name, batches, loss, dtype
         self._wide = torch.promote_types(dtype, torch.float32)
@@ -152,7 +153,8 @@ class Own:
                 raise self._error(
                     "the loss has parameters, which no stage would train; move them into the module"
                 )
-            Caster(device, self._wide).apply(loss)
+            self._loss = copy.deepcopy(loss)  # it may be one for all models
+            Caster(device, self._wide).apply(self._loss)
         self.example(1, 0)
 
     def example(self, size: int, _seq_len: int) -> tuple[Tensor, Tensor]:

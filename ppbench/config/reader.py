@@ -409,10 +409,15 @@ def _check_possible(
     except UsageError as error:
         raise said.error_of("model.preset", ("data.tokenizer",), str(error)) from None
 
-    def is_set(key: str) -> bool:
-        return said.find(key) is not None
+    def of_fit(one: Planned) -> Iterator[Problem]:
+        def is_set(key: str) -> bool:  # for this case, where an override sets it for some
+            is_overridden = any(key in given for given in said.sets)
+            is_own = is_overridden and setting_of(*one, key) != SETTINGS[key].default
+            return key in said.top or key in said.grid or is_own
 
-    refuse(lambda one: problems_of_fit(one[0], facts[identity_of(one[0])], is_set))
+        return problems_of_fit(one[0], facts[identity_of(one[0])], is_set)
+
+    refuse(of_fit)
     return facts
 
 

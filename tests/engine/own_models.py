@@ -76,9 +76,12 @@ def vit() -> Factory:
     return nn.Sequential(Patches(), *(Block() for _ in range(4)), Head()), images, cross_entropy
 
 
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2, NUM_CLASSES))
+"""One for all models, whatever their dtype and device; its classes have weights."""
+
+
 def traced_vit() -> Factory:
-    """Its classes have weights."""
-    return ViT(), images, nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2, NUM_CLASSES))
+    return ViT(), images, WEIGHTED
 
 
 class Encoder(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import own_models
@@ -11,6 +12,7 @@ from pipeline import config, lone_trainer, optimizer_of, relative_difference, wi
 from torch import Tensor
 
 from engine.configuration import data_of, model_of
+from engine.connection import agree
 from engine.exactness import InexactError, compare
 from engine.model.stage_module import ModelError
 from engine.model.task import Own
@@ -48,7 +50,8 @@ def unsplit(settings: TrainerConfig) -> tuple[list[float], dict[str, Tensor], di
     torch.manual_seed(0)
     module, _, loss_of = getattr(own_models, settings.model.name.partition(":")[2])()
     module.double().train()
-    loss_of = loss_of.double() if isinstance(loss_of, torch.nn.Module) else loss_of
+    if isinstance(loss_of, torch.nn.Module):
+        loss_of = copy.deepcopy(loss_of).double()
     data = data_of(settings, model_of(settings, CPU), None, CPU)
     optimizer, losses, gradients = optimizer_of(settings.optimizer, module), [], {}
     for step in range(NUM_STEPS):
@@ -140,6 +143,7 @@ def test_costs_are_measured_on_the_factorys_batches():
     assert [layer.message_bytes for layer in costs.layers[:5]] == [2 * 16 * 16 * 8] * 5
     (taken, *_) = model.messages([range(0), range(6)], 2, 0)
     assert not taken[0].has_gradient
+    assert agree(settings, lone_trainer(settings).fabric).num_targets == 2  # what is emulated
 
 
 REFUSED = {

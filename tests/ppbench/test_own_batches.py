@@ -89,3 +89,9 @@ def test_settings_of_texts_are_refused_with_their_place(folder: Path) -> None:
     assert done.returncode == 2
     words = "text.toml:6: seq_len: does nothing: vit:build brings its own batches; remove it"
     assert words in done.stderr
+    (folder / "both.toml").write_text(
+        'grid.model.preset = ["llama-tiny", "vit:build"]\n[[override]]\n'
+        'where = {model.preset = "llama-tiny"}\nset = {seq_len = 64}\n'
+    )
+    done = ppbench("sweep", "both.toml", "--dry-run", folder=folder)
+    assert done.returncode == 0, done.stderr
