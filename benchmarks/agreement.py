@@ -140,7 +140,7 @@ def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
     judged = judge(runs, varying_axes(runs), [store])
     said: dict[tuple[str, str], Verdict] = {}
     for judgement in judged.judgements:
-        ids = judgement.case_ids
+        ids = judgement.arms
         for place, head in enumerate(ids):
             for other, base in enumerate(ids):
                 if place != other:
@@ -151,7 +151,7 @@ def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
     own[CONTRADICT] += sum(
         planned.verdict(*pair) is not verdict
         for pair, verdict in said.items()
-        if planned.evidence(*pair) is not None
+        if pair in planned.pairs
     )
     proposals = []
     for schedule in judged.of_runs["schedule"]:

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,7 +35,8 @@ from engine.plan.action import COMPUTE_OPS, SEND_OPS
 from engine.plan.lower import lower
 from engine.plan.predict import timed
 from engine.plan.schedules.registry import build_program
-from ppbench.report.pages.timeline import write_plan
+from ppbench.report.pages.templates import write_page
+from ppbench.report.pages.timeline import planned_page
 
 RANKS = 64
 SPANS_PER_MICROBATCH = 2 * RANKS + 4 * (RANKS - 1)  # F and B; both ends of each message
@@ -98,6 +100,11 @@ from benchmarks import timeline
 spans = timeline._random_step(int(sys.argv[2]))
 timeline.write_plan(Path(sys.argv[1]), spans, title="1f1b", subtitle="", facts={})
 """
+
+
+def write_plan(path: Path, spans: pd.DataFrame, **told: Any) -> None:
+    """Write the page of a step; the tree of another commit has it under this name too."""
+    write_page(path, planned_page(spans, **told))
 
 
 def main() -> None:

@@ -28,7 +28,6 @@ from ppbench.report.charts.levels import memory_over_time
 from ppbench.report.charts.registry import CHARTS
 from ppbench.report.charts.stragglers import heat_map
 from ppbench.report.pages.timeline import run_names
-from ppbench.report.scripts import Picture
 from ppbench.report.timeline.gantt import PATH, gantt
 from ppbench.report.timeline.timelines import steps_of
 from ppbench.results import Results
@@ -86,7 +85,8 @@ def stragglers(
     """How much each worker of a run slows it down, replicas by ranks; by default of the last ok."""
     row = _only(_rows_named(results, run), "stragglers")
     _, found = stragglers_of_run(results.store, str(row["run_id"]))
-    return _styled(heat_map(found.by_worker, cause_in_words(found)), theme)
+    (panel,) = heat_map(found.by_worker, cause_in_words(found)).panels
+    return _styled(go.Figure(panel["data"], panel["layout"]), theme)
 
 
 OF_RUNS: dict[str, Callable[..., go.Figure]] = {
@@ -216,7 +216,7 @@ def _composed(drawing: Drawing, width: int | None = None) -> go.Figure:
     )
 
 
-def _styled(figure: go.Figure | Picture, theme: str) -> go.Figure:
+def _styled(figure: go.Figure, theme: str) -> go.Figure:
     """The figure with the colours that it leaves open, as charts.js sets them on a page."""
     if theme not in list(Theme):
         raise UsageError(f'theme: unknown "{theme}"{nearest(theme, Theme)}')
@@ -238,6 +238,5 @@ def _styled(figure: go.Figure | Picture, theme: str) -> go.Figure:
             "scatter": [{"marker": {"color": ink, **outline}, "line": {"color": ink}}],
         },
     }
-    styled = go.Figure(figure)
-    styled.layout.template = template  # in place of plotly's own
-    return styled
+    figure.layout.template = template  # in place of plotly's own
+    return figure

@@ -12,7 +12,6 @@ from ppbench.cli.comparison import compared, page_of
 from ppbench.cli.declare import argument, option
 from ppbench.cli.emit import answers, catalogue
 from ppbench.cli.options import (
-    REPORTS,
     RESULTS,
     Budget,
     IsRun,
@@ -118,14 +117,7 @@ def compare(
         results=results,
     )
     answer = compared(result)
-
-    def write(path: Path) -> None:
-        from ppbench.report.pages.templates import listed, write_page
-
-        with listed(path, REPORTS):  # one in the folder of reports is added to their index
-            write_page(path, page_of(result, answer, again))
-
-    return dataclasses.replace(answer, write_page=write)
+    return dataclasses.replace(answer, own_page=lambda: page_of(result, answer, again))
 
 
 def split_names(words: Sequence[str]) -> tuple[str | None, str | None, Path | None]:

@@ -72,7 +72,7 @@ def compared(comparison: Comparison) -> Result:
         why = f"no two cases differ in {key_of(comparison.axis)} alone"
     judged: list[Judged] = [(line, comparison.values_of(line), {}) for line in comparison.lines]
     rows, table = _table(comparison, judged)
-    answer = [Text(line, is_heading=place == 0) for place, line in enumerate(_answer(comparison))]
+    answer = [Text(line, kind="" if at else "lead") for at, line in enumerate(_answer(comparison))]
     blocks: list[Block] = [
         Facts(_facts(comparison), is_foreign=True),
         Section("answer", "", [*answer, *_stop(comparison, typed_command())]),
@@ -136,7 +136,7 @@ def gated(result: GateResult, command: str) -> Result:
     ]
     rows, table = _table(comparison, judged, ("allowed", "gate"))
     blocks: list[Block] = [
-        Text(headline(result), is_heading=True),
+        Text(headline(result), kind="lead"),
         *_to_decide(result, command),
         Facts(_facts(comparison), is_foreign=True),
         *_stop(comparison, command),
@@ -198,7 +198,7 @@ def rechecked(recheck: Recheck) -> Result:
     said = listed(sentences, _MOST_NAMED) or "the comparison states no change that could hold"
     _, table = _table(comparison, judged, ("stated", "outcome"))
     blocks: list[Block] = [
-        Text(f"{recheck.outcome}: {said}", is_heading=True),
+        Text(f"{recheck.outcome}: {said}", kind="lead"),
         *([table] if judged else []),
         *_notes(comparison),
     ]
@@ -409,7 +409,7 @@ def _moved(comparison: Comparison) -> Iterator[Block]:
             spans = Fold(
                 f"{counted(len(rows), 'kind')} of spans",
                 [
-                    Text(_ABOUT_SPANS, is_note=True),
+                    Text(_ABOUT_SPANS, kind="note"),
                     Table(Rows.of_records(rows), _SPANS, name=title),
                     *drawn,
                 ],

@@ -19,7 +19,7 @@ import typer
 from ppbench.cli import completion
 from ppbench.cli.browser import open_page
 from ppbench.cli.declare import option
-from ppbench.cli.options import with_options
+from ppbench.cli.options import REPORTS, with_options
 from ppbench.console import note
 from ppbench.display.document import Code, Result, render, seen_blocks
 from ppbench.display.formats import Format
@@ -131,14 +131,16 @@ def _written(result: Result, view: View, output: Path) -> str:
     if (how := SUFFIXES.get(output.suffix)) is not None:
         write_file(output, [f"{render(result, how, view)}\n"])
         return f"saved: {output}"
-    if result.write_page is not None:
-        result.write_page(output)
-    else:
-        from ppbench.report.pages.provenance import ANSWER, About
-        from ppbench.report.pages.templates import page, write_page
+    from ppbench.report.pages.provenance import ANSWER, About
+    from ppbench.report.pages.templates import listed, page, write_page
 
-        seen = dataclasses.replace(result, blocks=seen_blocks(result, view))
-        write_page(output, page(seen, About(ANSWER, output.stem)))
+    folder = REPORTS if result.page is None else result.page.parent
+    with listed(output, folder):  # a page in the folder of reports is added to their index
+        if result.own_page is not None:
+            write_page(output, result.own_page())
+        else:
+            seen = dataclasses.replace(result, blocks=seen_blocks(result, view))
+            write_page(output, page(seen, About(ANSWER, output.stem)))
     return f"page: {output}"
 
 

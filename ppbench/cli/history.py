@@ -44,17 +44,15 @@ def history(
         render_history,
         series_table,
     )
-    from ppbench.report.pages.templates import listed, write_page
     from ppbench.store import Store
 
     result = read_history(metric, where=where or (), repo=repo, results=results)
     store_options = shlex.join(option_words(results=results))
 
-    def write(path: Path) -> None:
+    def own_page() -> str:
         again = command("history", metric=metric, where=where, repo=repo, results=results)
         shown = (result.metric, result.series, result.notes, result.line, again, store_options)
-        with listed(path, reports):
-            write_page(path, render_history(Store(results), HistoryPage(*shown)))
+        return render_history(Store(results), HistoryPage(*shown))
 
     question = " ".join(where or [])
     mark = f"-{hashlib.sha256(question.encode()).hexdigest()[:6]}" if question else ""
@@ -89,6 +87,6 @@ def history(
         Rows.of(result.frame),
         {"notes": list(result.notes)},
         ExitCode.ok if result.has_figures else ExitCode.insufficient,
-        write_page=write if result.has_figures else None,
+        own_page=own_page if result.has_figures else None,
         page=page if result.has_figures and has_page else None,
     )

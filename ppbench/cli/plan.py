@@ -141,10 +141,9 @@ def plan(
         if (path := written.form("sweep").path) is not None:
             asides.append(f"to train it: ppbench sweep {shlex.quote(str(path))}")
 
-    def write(path: Path) -> None:
+    def own_page() -> str:
         from ppbench.planning.planner import simulated
         from ppbench.report.pages.plan import PlanPage, render_plan
-        from ppbench.report.pages.templates import write_page
 
         drawn = [found.first]
         if found.baseline is not None and found.baseline != found.first:
@@ -159,7 +158,7 @@ def plan(
         steps = [(proposal, simulated(found, proposal)) for proposal in drawn]
         origin, title = found.costs.origin, f"Plan of {file.stem}"
         page = PlanPage(title, found, steps, origin, commands, typed_command(), trials)
-        write_page(path, render_plan(page))
+        return render_plan(page)
 
     return Result(
         blocks,
@@ -168,7 +167,7 @@ def plan(
         ExitCode.ok if trials is None or trials.is_ok else ExitCode.failed_runs,
         key="proposals" if trials is None else "trials",
         asides=asides,
-        write_page=write,
+        own_page=own_page,
         page=REPORTS / f"plan-{file.stem}.html" if open_it else None,
         is_opened=open_it,
     )

@@ -130,12 +130,11 @@ def draw(
     prediction = predict(program, costs, replication=replication)
     figures = figures_of(prediction)
 
-    def write(path: Path) -> None:
-        from ppbench.report.pages.timeline import write_plan
+    def own_page() -> str:
+        from ppbench.report.pages.timeline import planned_page
 
         schedule = SCHEDULES.get(program.schedule)
-        write_plan(
-            path,
+        return planned_page(
             prediction.frame_in_a_row,
             title=f"{program.schedule}, planned",
             subtitle=f"planned by simulation, not measured · {shape_text(prediction)}",
@@ -157,7 +156,7 @@ def draw(
             for rank, row in enumerate(with_collectives.actions)
         }
         blocks += [Text("with the collectives of replicas, in order:"), Facts(lanes)]
-    return Result(blocks, Record(prediction.as_dict()), key="", write_page=write)
+    return Result(blocks, Record(prediction.as_dict()), key="", own_page=own_page)
 
 
 @answers("schedules check", PLAN, 3)

@@ -147,7 +147,7 @@ class Line:
     series: Contrast
     metric: Metric
     change: Change
-    evidence: Evidence  # base and head may be exchanged
+    evidence: Evidence
     discounted: tuple[DiscountedLaunch, ...] = ()
 
     def values(self) -> dict[str, object]:
@@ -334,19 +334,9 @@ def lines_of(
     A metric that no launch of a contrast has makes no line: emulated ranks have no peak memory.
     """
     lines = []
-    judged: dict[tuple[str, Pair], tuple[Evidence, Change]] = {}
-    for metric, family in product(metrics, families):
-        evidences = evidence_of(
-            metric, family.arms, family.pairs, background, shares_noise=family.does_same_work
-        )
-        for pair, resolution in family.resolutions.items():
-            evidences[pair] = replace(evidences[pair], resolution=resolution)
-        changes = judge(metric, list(evidences.values()), looks)
-        for (pair, evidence), change in zip(evidences.items(), changes, strict=True):
-            judged[metric.name, pair] = evidence, change
-            judged[metric.name, pair[::-1]] = evidence, change.reversed()
+    judged = {one.name: judged_pairs(one, families, background, looks) for one in metrics}
     for contrast, metric in product(contrasts, metrics):
-        evidence, change = judged[metric.name, contrast.arms]
+        evidence, change = judged[metric.name][contrast.arms]
         if not evidence.base.figures and not evidence.head.figures:
             continue
         discounted = []
@@ -360,6 +350,24 @@ def lines_of(
             )
         lines.append(Line(contrast, metric, change, evidence, tuple(discounted)))
     return lines
+
+
+def judged_pairs(
+    metric: Metric, families: Iterable[Family], background: Background, looks: Looks
+) -> dict[Pair, tuple[Evidence, Change]]:
+    """Judge the pairs of each family together; each is there in both orders."""
+    judged: dict[Pair, tuple[Evidence, Change]] = {}
+    for family in families:
+        evidences = evidence_of(
+            metric, family.arms, family.pairs, background, shares_noise=family.does_same_work
+        )
+        for pair, resolution in family.resolutions.items():
+            evidences[pair] = replace(evidences[pair], resolution=resolution)
+        changes = judge(metric, list(evidences.values()), looks)
+        for (pair, evidence), change in zip(evidences.items(), changes, strict=True):
+            judged[pair] = evidence, change
+            judged[pair[::-1]] = evidence.reversed(), change.reversed()
+    return judged
 
 
 def listed(words: Sequence[str], most: int = 4) -> str:

@@ -27,6 +27,13 @@ from ppbench.errors import printable
 
 _LEAST_VALUE = 20
 """Columns of text that a value keeps beside the longest name."""
+_ABOUT = """{% if kind %} class="{{ kind }}"{% endif %}\
+{% if cases %} data-cases="{{ cases | join(" ") }}"{% endif %}"""
+_SECTION = f"""<section{{% if name %}} id="{{{{ name }}}}"{{% endif %}}{_ABOUT}>\
+{{% if heading %}}\n<h2>{{{{ heading }}}}</h2>{{% endif %}}"""
+_FOLD = f"""<details{_ABOUT}{{% if is_open %}} open{{% endif %}}>
+<summary>{{% if note %}}<strong>{{{{ title }}}}</strong> <span class="note">{{{{ note }}}}</span>\
+{{% else %}}{{{{ title }}}}{{% endif %}}</summary>"""
 
 
 class Block(Protocol):
@@ -49,9 +56,8 @@ class Text:
     """Each line begins with it in a terminal, in place of the title above them."""
     is_foreign: bool = False
     """Others wrote it, as a commit's subject: in markdown it is code."""
-    is_heading: bool = False
-    is_note: bool = False
-    """A page shows it in small letters."""
+    kind: str = ""
+    """A style sheet knows it by this word: a `lead` is a heading, a `note` has small letters."""
 
     @property
     def _lines(self) -> Sequence[str]:
@@ -67,7 +73,7 @@ class Text:
     def markdown(self) -> str:
         written = as_code if self.is_foreign else escaped
         if not self.title:
-            mark = "## " if self.is_heading else "- " if self.is_foreign else ""
+            mark = "## " if self.kind == "lead" else "- " if self.is_foreign else ""
             return "\n".join(f"{mark}{written(line)}" for line in self._lines)
         items = "\n".join(f"- {written(line)}" for line in self._lines)
         return f"**{escaped(self.title)}**\n\n{items}"
@@ -79,8 +85,8 @@ class Text:
                 "<ul>{% for line in lines %}<li>{{ line }}</li>{% endfor %}</ul>"
             )
             return fragment(template, title=self.title, lines=self._lines)
-        lead = ' class="lead"' if self.is_heading else ' class="note"' if self.is_note else ""
-        return "\n".join(fragment(f"<p{lead}>{{{{ l }}}}</p>", l=line) for line in self._lines)
+        template = '<p{% if kind %} class="{{ kind }}"{% endif %}>{{ line }}</p>'
+        return "\n".join(fragment(template, kind=self.kind, line=one) for one in self._lines)
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,13 @@ class Fold:
     title: str
     blocks: Sequence[Block]
     is_in_terminal: bool = False
+    note: str = ""
+    """A page has it in small letters beside the title."""
+    kind: str = ""
+    """The style sheet knows it by this word."""
+    is_open: bool = False
+    cases: Sequence[str] = ()
+    """The cases that it is about: a page's filters hide it with them."""
 
     def terminal(self) -> str:
         return _joined([one.terminal() for one in self.blocks if self.is_in_terminal])
@@ -174,8 +187,9 @@ class Fold:
         return f"<details><summary>{escaped(self.title)}</summary>\n\n{body}\n\n</details>"
 
     def html(self) -> str:
-        summary = fragment("<summary>{{ title }}</summary>", title=self.title)
-        return "\n".join(["<details>", summary, *(b.html() for b in self.blocks), "</details>"])
+        return "\n".join(
+            [fragment(_FOLD, **vars(self)), *(one.html() for one in self.blocks), "</details>"]
+        )
 
 
 @dataclass(frozen=True)
@@ -191,6 +205,8 @@ class Section:
     of_page: bool = False
     kind: str = ""
     """The style sheet knows it by this word."""
+    cases: Sequence[str] = ()
+    """The cases that it is about: a page's filters hide it with them."""
 
     def terminal(self) -> str:
         return "" if self.of_page else _joined([one.terminal() for one in self.blocks])
@@ -199,12 +215,9 @@ class Section:
         return "" if self.of_page else _joined([one.markdown() for one in self.blocks])
 
     def html(self) -> str:
-        template = (
-            '<section{% if name %} id="{{ name }}"{% endif %}{% if kind %} class="{{ kind }}"'
-            "{% endif %}>{% if heading %}\n<h2>{{ heading }}</h2>{% endif %}"
+        return "\n".join(
+            [fragment(_SECTION, **vars(self)), *(one.html() for one in self.blocks), "</section>"]
         )
-        head = fragment(template, name=self.name, kind=self.kind, heading=self.heading)
-        return "\n".join([head, *(one.html() for one in self.blocks), "</section>"])
 
 
 @dataclass(frozen=True)
@@ -227,6 +240,11 @@ class Picture:
         return self.of_page or fragment("<pre>{{ text }}</pre>", text=self.text)
 
 
+def of_page(template: str, **values: object) -> Picture:
+    """What a page alone shows: a template of HTML, filled with these values."""
+    return Picture(of_page=fragment(template, **values))
+
+
 NOTHING = Record({})
 
 
@@ -246,8 +264,8 @@ class Result:
     """CSV has no place for them, so they are noted beside it. Blocks and data hold them too."""
     asides: Sequence[str] = ()
     """They say what else was made, as `page: FILE`; a terminal shows them below its text."""
-    write_page: Callable[[Path], None] | None = None
-    """Writes the page of its own that a command has."""
+    own_page: Callable[[], str] | None = None
+    """Makes the page of its own that a command has, as HTML."""
     page: Path | None = None
     """Where the page is written if no other place is asked for."""
     is_opened: bool = False

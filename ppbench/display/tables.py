@@ -26,6 +26,7 @@ from ppbench.display.fields import (
 from ppbench.display.fitting import Column, Layout, fit
 from ppbench.display.markup import escaped, fragment
 from ppbench.display.rows import AS_IT_IS, Rows, View, Written, plain, text_of
+from ppbench.display.units import MISSING
 from ppbench.errors import printable
 from ppbench.store.columns import SETTINGS
 
@@ -34,6 +35,12 @@ PAGE_WIDTH = 100
 ALL_IN_MARKDOWN = "--format markdown shows all"
 _ELLIPSIS = "…"
 _HTML = """\
+{% if searched %}<div class="tools">
+<input type="search" id="find" placeholder="Find {{ searched }}" aria-label="Find {{ searched }}" \
+autocomplete="off" spellcheck="false">
+<span id="found" class="note" aria-live="polite"></span>
+</div>
+{% endif %}
 <div class="scroll" tabindex="0" role="region" aria-label="{{ name }}">
 <table class="sortable">
 <thead><tr>{% if details %}<td class="opening"></td>{% endif %}{% for one in fields %}\
@@ -99,6 +106,8 @@ class Table:
     """The case of each row, by which a page's filters hide it."""
     details: Sequence[Detail | None] = ()
     """A page opens them below the rows."""
+    searched: str = ""
+    """What its rows are, as `runs`, if a page searches them; it does so in one table at most."""
 
     def _seen(self) -> tuple[Rows, dict[str, Field]]:
         """The rows as they are seen, and the fields of their columns."""
@@ -136,14 +145,14 @@ class Table:
         for row, texts in zip(rows.cells, _texts(rows, fields), strict=True):
             own = []
             for value, text, shown in zip(row, texts, fields.values(), strict=True):
-                raw = plain(value)
+                raw, seen = plain(value), MISSING if value is None else text
                 color = _COLORS.get(str(raw), "") if isinstance(value, Written) else ""
                 is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
                 kinds = ["number"] * shown.is_number + ["long"] * (len(text) > _LONG)
                 kind = " ".join(filter(None, [*kinds, color]))
                 link = value.link if isinstance(value, Written) else ""
                 number = raw if is_number else None
-                own.append({"text": text, "kind": kind, "number": number, "link": link})
+                own.append({"text": seen, "kind": kind, "number": number, "link": link})
             cells.append(own)
         return fragment(
             _HTML,
@@ -152,6 +161,7 @@ class Table:
             rows=cells,
             cases=self.cases,
             details=self.details,
+            searched=self.searched,
         )
 
     def terminal(self) -> str:

@@ -16,7 +16,7 @@ they do not scatter clearly more.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from ppbench.judge.verdicts import Change, Verdict
 
 _LARGEST_LOG = 700.0
 
-Pair = tuple[int, int]
+Pair = tuple[Hashable, Hashable]
 """An arm, which is the head, and its rival, which is the base."""
 Arms = TypeVar("Arms", bound=tuple[Hashable, Hashable])
 
@@ -40,12 +40,14 @@ class Lead:
     """The best of several arms, as far as pairwise evidence shows it."""
 
     changes: Mapping[Pair, Change]  # both orders of each pair
-    arms: tuple[int, ...]  # from the likeliest to be best; those that are beaten after the others
+    arms: tuple[
+        Hashable, ...
+    ]  # from the likeliest to be best; those that are beaten after the others
     resolution: float
     higher_is_better: bool
 
     @property
-    def first(self) -> int:
+    def first(self) -> Hashable:
         """The arm to take."""
         return self.arms[0]
 
@@ -54,11 +56,11 @@ class Lead:
         """Whether it is known that the first choice can be taken."""
         return self.can_take(self.first)
 
-    def can_take(self, arm: int) -> bool:
+    def can_take(self, arm: Hashable) -> bool:
         """Whether no rival can be better than this arm by more than the resolution."""
         return self.most_lost(arm) <= self.resolution * (1 + 1e-9)
 
-    def most_lost(self, arm: int) -> float:
+    def most_lost(self, arm: Hashable) -> float:
         """By which share the best rival may be better than an arm; infinite if nothing is known.
 
         It is the end of the deciding interval, of all looks together.
@@ -72,7 +74,7 @@ class Lead:
         return math.expm1(most) if most < _LARGEST_LOG else math.inf
 
     @property
-    def equals(self) -> tuple[int, ...]:
+    def equals(self) -> tuple[Hashable, ...]:
         """The arms that are the same as the first choice."""
         changes = ((arm, self.changes.get((arm, self.first))) for arm in self.arms[1:])
         return tuple(arm for arm, change in changes if change and change.verdict is Verdict.same)
@@ -89,8 +91,8 @@ def gain_of(change: Change | None, *, higher_is_better: bool) -> tuple[float, fl
     return (estimate, high) if higher_is_better else (-estimate, -low)
 
 
-def lead_of(metric: Metric, judged: Mapping[Pair, Change], num_arms: int) -> Lead:
-    """Order arms whose pairs are judged together, each pair in one of its orders.
+def lead_of(metric: Metric, judged: Mapping[Pair, Change], arms: Sequence[Hashable]) -> Lead:
+    """Order arms whose pairs are judged together, each pair in one of its orders or in both.
 
     Raises ValueError for a metric of which neither direction is better.
     """
@@ -102,17 +104,17 @@ def lead_of(metric: Metric, judged: Mapping[Pair, Change], num_arms: int) -> Lea
         changes[arm, rival] = change
         changes[rival, arm] = change.reversed()
     beaten = {arm for (arm, _), change in changes.items() if change.verdict is Verdict.slower}
-    score: dict[int, float] = {}
-    for arm in range(num_arms):
+    score: dict[Hashable, float] = {}
+    for arm in arms:
         gains = [
             gain_of(change, higher_is_better=is_better)[0]
             for (head, _), change in changes.items()
             if head == arm and change.exact is not None
         ]
         score[arm] = float(np.mean(gains)) if gains else -math.inf
-    arms = sorted(range(num_arms), key=lambda arm: (arm in beaten, -score[arm], arm))
+    ordered = sorted(arms, key=lambda arm: (arm in beaten, -score[arm]))
     resolution = max((change.resolution for change in judged.values()), default=0.0)
-    return Lead(changes, tuple(arms), resolution, is_better)
+    return Lead(changes, tuple(ordered), resolution, is_better)
 
 
 def with_shared_noise(metric: Metric, pairs: Mapping[Arms, Evidence]) -> dict[Arms, Evidence]:

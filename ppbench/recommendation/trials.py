@@ -144,10 +144,10 @@ def trials_of(
 def _of_first(judged: Judged, case_id: str) -> str:
     """Say how the first choice of the plan did."""
     for judgement in judged.judgements:
-        if case_id not in judgement.case_ids:
+        if case_id not in judgement.arms:
             continue
-        place = judgement.case_ids.index(case_id)
-        text = f"The first choice of the plan is {judgement.name(judgement.cases.iloc[place])}"
+        place = judgement.arms.index(case_id)
+        text = f"The first choice of the plan is {judgement.names[place]}"
         change = judgement.change(place, 0) if place else None
         if change is None:
             return f"{text}."
@@ -157,5 +157,5 @@ def _of_first(judged: Judged, case_id: str) -> str:
         if change.verdict is Verdict.same:
             return f"{text}, which is as fast."
         less = percent(1 - change.ratio.estimate)
-        return f"{text}: it trains {less} fewer tokens/s than {judgement.name(judgement.best)}."
+        return f"{text}: it trains {less} fewer tokens/s than {judgement.names[0]}."
     return "The first choice of the plan was not measured: its runs failed; see: ppbench ls"

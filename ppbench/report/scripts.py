@@ -23,8 +23,10 @@ from ppbench.errors import UsageError
 from ppbench.files import is_stream, whole_file
 
 FOLDER = "assets"
+PLOTTED = "chart plotted"
+"""The class of what the plotting library draws: a page without it has no need of the library."""
 _LEVEL = 6  # 9 takes ten times as long for one per cent
-Picture = dict[str, Any]
+Figure = dict[str, Any]
 """A figure of plotly as plain data."""
 
 

@@ -108,7 +108,7 @@ def open_cases(judged: Judged) -> frozenset[str]:
     for judgement in judged.judgements:
         if judgement.lead is not None and not judgement.is_decided:
             places = [0, *judgement.places(Verdict.open), *judgement.places(Verdict.same)]
-            wanted |= {judgement.case_ids[place] for place in places}
+            wanted |= {judgement.arms[place] for place in places}
     return frozenset(wanted)
 
 
@@ -119,9 +119,9 @@ def progress_text(judged: Judged) -> str:
     parts = [f"{len(questions) - len(opened)} of {counted(len(questions), 'question')} decided"]
     for judgement in opened[:_MOST_SHOWN]:
         change = judgement.to_rival
-        if change is not None and change.ratio is not None and judgement.rival is not None:
+        if change is not None and change.ratio is not None:
             low, high = (percent(end - 1) for end in (change.ratio.low, change.ratio.high))
-            names = f"{judgement.name(judgement.best)} over {judgement.name(judgement.rival)}"
+            names = f"{judgement.names[0]} over {judgement.names[judgement.rival_place]}"
             where = f"{judgement.where}: " if judgement.where else ""
             parts.append(f"{where}{names} between {low} and {high}")
     return "; ".join(parts)

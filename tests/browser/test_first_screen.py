@@ -90,7 +90,7 @@ def click(tab: Tab, selector: str, nth: int = 0) -> None:
 
 
 def test_the_first_screen_holds_the_sentence_the_figures_and_a_picture(tab: Tab) -> None:
-    bottoms = tab.evaluate("""["#answer .lead", ".tile:last-child", ".pictures > div"]
+    bottoms = tab.evaluate("""["#answer .lead", ".tile:last-child", ".pictures > section"]
       .map((selector) => document.querySelector(selector).getBoundingClientRect().bottom)""")
     assert max(bottoms) <= SCREEN_PX
     assert tab.evaluate("document.querySelector('#answer .lead').textContent").startswith(
@@ -98,17 +98,16 @@ def test_the_first_screen_holds_the_sentence_the_figures_and_a_picture(tab: Tab)
     )
     assert tab.evaluate("all('#answer .tile').length") == 3
     if tab.evaluate("innerWidth") >= LAPTOP:
-        assert tab.evaluate("frameOf(document.querySelector('.strips')).bottom") <= SCREEN_PX
+        assert tab.evaluate("frameOf(document.querySelector('.pictures .tl')).bottom") <= SCREEN_PX
 
 
 def test_both_steps_are_drawn_on_one_scale(tab: Tab) -> None:
-    widths = tab.evaluate("""all(".strip svg").map((svg) => {
-      const ends = all("path", svg).map((path) => path.getBoundingClientRect().right);
-      const { left, width } = svg.getBoundingClientRect();
-      return (Math.max(...ends) - left) / width;
-    })""")
-    assert len(widths) == 2
-    assert max(widths) == pytest.approx(1.0, abs=0.01)
+    drawn = tab.evaluate("""(() => {
+      const { steps, last, kinds, view } = document.querySelector(".pictures .tl").timeline;
+      const inks = [...new Set(kinds.map((kind) => kind.height))];
+      return [steps.map(({ title }) => title.split(",")[0]), view.end === last, inks.length];
+    })()""")
+    assert drawn == [["zb_h1", "1f1b"], True, 1]  # computations alone
 
 
 def test_every_chart_has_a_name(tab: Tab) -> None:
@@ -117,7 +116,8 @@ def test_every_chart_has_a_name(tab: Tab) -> None:
     assert {"throughput", "bubble", "memory", "pareto"} <= set(names)
     assert names["throughput"] == "Throughput"
     assert all(names.values())
-    assert tab.evaluate("all('.strip svg').every((svg) => svg.getAttribute('aria-label'))")
+    name = "document.querySelector('.pictures .tl').ariaLabel"
+    assert str(tab.evaluate(name)).startswith("Timeline of one step of zb_h1, 8 microbatches and")
 
 
 def test_a_click_anywhere_in_a_row_opens_its_timeline_and_another_closes_it(desk: Tab) -> None:

@@ -102,11 +102,11 @@ def test_timelines_worth_comparing_are_drawn_at_once_and_others_when_opened(tab:
 def test_a_row_opens_its_timeline_which_is_neither_unpacked_nor_drawn_before(desk: Tab) -> None:
     script = """(async () => {
       const detailOf = (button) => document.getElementById(button.getAttribute("aria-controls"));
-      const isOpen = ({ id }) => all(`[data-figure="${id}"]`).some(isDrawn);
-      const isFresh = (button) => !isOpen(detailOf(button).querySelector("script"));
-      const opener = all("#runs .opener").find(isFresh);
+      const nameOf = (button) => detailOf(button).querySelector(".chart").dataset.timeline;
+      const isOpen = (name) => all(`[data-timeline="${name}"]`).some(isDrawn);
+      const opener = all("#runs .opener").find((button) => !isOpen(nameOf(button)));
       const detail = detailOf(opener);
-      const script = detail.querySelector("script");
+      const script = document.getElementById(nameOf(opener));
       const asked = [];
       const before = unpackText;
       unpackText = (one) => { asked.push(one.id); return before(one); };
@@ -170,7 +170,7 @@ def test_a_filter_changes_every_chart_and_list_and_leaves_the_answer(desk: Tab) 
         bars: ["throughput", "bubble", "memory"].map((name) => points(name).length),
         names,
         rows: shownRows().length,
-        count: document.getElementById("num-runs").textContent,
+        count: document.getElementById("found").textContent,
         sentence: document.getElementById("shown").textContent,
         cautions: all(".caution").filter((node) => node.checkVisibility()).length,
         timelines: all("details.timeline").filter((node) => node.checkVisibility()).length,
@@ -279,7 +279,7 @@ def test_the_search_leaves_rows_that_have_all_its_words_with_their_details_below
       const search = (text) => {
         find.value = text;
         find.dispatchEvent(new Event("input"));
-        return [shownRows().length, document.getElementById("num-runs").textContent];
+        return [shownRows().length, document.getElementById("found").textContent];
       };
       all("#runs .opener")[0].click();
       const all_ = all("#runs .detail").filter((row) => row.checkVisibility()).length;

@@ -12,4 +12,4 @@ from ppbench.judge.verdicts import judge
 def lead(metric: Metric, pairs: Mapping[Pair, Evidence], num_arms: int) -> Lead:
     """Order the arms of these pairs, each in one of its orders."""
     judged = judge(metric, list(pairs.values()))
-    return lead_of(metric, dict(zip(pairs, judged, strict=True)), num_arms)
+    return lead_of(metric, dict(zip(pairs, judged, strict=True)), range(num_arms))

@@ -36,8 +36,9 @@ from ppbench.display.cases import (
     settings_text,
 )
 from ppbench.display.colors import schedule_colors
+from ppbench.display.document import Picture, of_page
 from ppbench.display.units import is_missing
-from ppbench.report.scripts import Picture
+from ppbench.report.scripts import PLOTTED, Figure, script_json
 from ppbench.store import Store
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
@@ -64,6 +65,10 @@ _TOP_PX, _LEFT_PX, _RIGHT_PX = 10, 58, 12
 _LEAST_WIDTH_PX, _LEAST_WIDTH_OF_ROWS_PX = 250, 360
 _LEAST_PLACES = 3  # keeps the bar of a single case narrow
 _LONGEST_TICK = 24  # characters
+_HTML = f"""\
+<div class="{PLOTTED}" role="figure" aria-label="{{{{ label }}}}" \
+style="min-height: {{{{ height }}}}px"></div>
+<script type="application/json">{{{{ data }}}}</script>"""
 Point = dict[Any, Any]
 """A case, or a part of one, with its `panel`, `place` and `slot`; `within` is its place in that."""
 Told = Callable[[Point], str]
@@ -116,7 +121,7 @@ class Chart:
 class Drawing:
     """A chart as drawn: a figure of plotly for each panel, and what they have in common."""
 
-    panels: list[Picture]
+    panels: list[Figure]
     """Each with its `title`, `data` and `layout`."""
     along: str = ""
     """The letter of the axis with the places of cases, if the chart has one."""
@@ -145,15 +150,16 @@ class Drawing:
         empty = {"x": [None], "y": [None], "hoverinfo": "skip"}
         self.add(0, kind, name=name, **empty, **settings)
 
-    def data(self) -> Picture:
-        """Return all of it, as a page takes it."""
-        return {
+    def picture(self, label: str) -> Picture:
+        """Return it as a page draws it, when it becomes visible; `label` is read aloud."""
+        data = {
             "panels": self.panels,
             "along": self.along,
             "shared": self.shared,
             "rowPx": self.row_px,
             "leastWidth": self.least_width_px,
         }
+        return of_page(_HTML, label=label, height=self.height, data=script_json(data))
 
 
 class Canvas(Drawing):
@@ -279,7 +285,7 @@ class Canvas(Drawing):
         for point in points:
             by_panel[point["panel"]].append(point)
         for panel, own in by_panel.items():
-            trace: Picture = {"ids": ids_of(own)}
+            trace: Figure = {"ids": ids_of(own)}
             if self.along:
                 # As `closeUp` in points.js does for the places and slots that a filter leaves.
                 meta = {key: [p.get(key, 0) for p in own] for key in ("place", "slot", "within")}

@@ -15,8 +15,8 @@ from ppbench.display.fields import field_of, figure
 from ppbench.display.units import MEBIBYTES, PERCENT, TOKENS_PER_S, counted, size_unit
 from ppbench.errors import shortened
 from ppbench.judge.evidence import Metric
-from ppbench.report.charts.canvas import NEUTRAL, figure_text
-from ppbench.report.scripts import Picture
+from ppbench.report.charts.canvas import NEUTRAL, Drawing, figure_text
+from ppbench.report.scripts import Figure
 from ppbench.statistics.change_points import Step
 from ppbench.statistics.series import Launch, Point, Series
 
@@ -30,7 +30,7 @@ _LEAST_SPAN = 0.02  # of the values, or two points, so that a steady series look
 _LONGEST_SUBJECT = 60
 
 
-def history_chart(series: Series) -> Picture:
+def history_chart(series: Series) -> Drawing:
     """Return the chart of one series.
 
     The `customdata` of a clickable mark is the index of its commit, or `change N`.
@@ -203,7 +203,7 @@ def history_chart(series: Series) -> Picture:
             textposition=[f"middle {'left' if late else 'right'}" for late in is_late],
         ),
     ]
-    return {"data": traces, "layout": layout}
+    return Drawing([{"title": "", "data": traces, "layout": layout}])
 
 
 def _trace(
@@ -213,7 +213,7 @@ def _trace(
     *,
     opens: Sequence[int | str] | None = None,
     **settings: object,
-) -> Picture:
+) -> Figure:
     """Return a trace; a click on a mark opens what `opens` names."""
     x, y = ([place[axis] for place in places] for axis in (0, 1))
     trace = {"type": "scatter", "name": name, "x": x, "y": y, "mode": "markers", **settings}

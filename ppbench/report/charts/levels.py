@@ -7,7 +7,7 @@ import pandas as pd
 from ppbench.display.colors import rank_color
 from ppbench.display.units import NS_PER_MS, is_missing, size_unit
 from ppbench.report.charts.canvas import Drawing
-from ppbench.report.scripts import Picture
+from ppbench.report.scripts import Figure
 
 _HEIGHT_PX = 300
 
@@ -27,7 +27,7 @@ def memory_over_time(levels: pd.DataFrame, ranks: pd.DataFrame) -> Drawing:
     num_ranks = int(levels["rank"].max()) + 1
     end_ms = float(levels["time_ns"].max()) / NS_PER_MS
     peaks = ranks.set_index("rank")["predicted_peak_memory_bytes"]
-    panel: Picture = {
+    panel: Figure = {
         "title": "",
         "data": [],
         "layout": {

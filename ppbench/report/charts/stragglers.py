@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 
 from ppbench.analysis.stragglers import LEAST_COST
-from ppbench.report.scripts import Picture
+from ppbench.report.charts.canvas import Drawing
 
 _FRAME_PX, _ROW_PX, _LEAST_PX, _MOST_PX = 112, 18, 220, 760
 
 
-def heat_map(by_worker: pd.DataFrame, title: str) -> Picture:
+def heat_map(by_worker: pd.DataFrame, title: str) -> Drawing:
     """S of each worker of `analysis.stragglers`; an even colour means that nobody stands out."""
     grid = by_worker.pivot_table(index="replica", columns="rank", values="slowness")
     axis = {"showgrid": False, "zeroline": False, "tickformat": "d"}
@@ -35,4 +35,4 @@ def heat_map(by_worker: pd.DataFrame, title: str) -> Picture:
         "xaxis": {**axis, "title": {"text": "rank of the pipeline"}, "dtick": 1},
         "yaxis": {**axis, "title": {"text": "replica"}, "autorange": "reversed"},
     }
-    return {"data": [cells], "layout": layout}
+    return Drawing([{"title": "", "data": [cells], "layout": layout}])

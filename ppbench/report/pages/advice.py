@@ -20,8 +20,8 @@ from ppbench.display.changes import beyond_reach
 from ppbench.display.commands import BUDGET, LAUNCHES, larger_budget, repeated
 from ppbench.display.units import duration
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.forecast import MOST_LAUNCHES, launches_needed
-from ppbench.judge.verdicts import Change, Verdict
+from ppbench.judge.forecast import MOST_LAUNCHES
+from ppbench.judge.verdicts import Verdict
 from ppbench.report.pages.judgement import Judgement
 
 NO_END = "24h"
@@ -67,7 +67,8 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
     if cautions:  # what these launches scatter says little of others
         num = _ADVISED if fewest < FEWEST_LAUNCHES else None
     elif (judgement.needed is None and fewest >= FEWEST_LAUNCHES) or wanted > _most(runs):
-        return too_small([change for change in opened if change], _most(runs)), ""
+        reach = beyond_reach([change for change in opened if change], _most(runs))
+        return f"Throughput decides it {reach}; take either, or choose by memory.", ""
     settings = dict(_settings(cautions, runs))
     deeds = list(dict.fromkeys(filter(None, (_DEEDS.get(name) for name in cautions))))
     deeds += [f"set {key} to {value}" for key, value in settings.items()]
@@ -82,22 +83,6 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
     again = repeated(command, settings, options) if is_done_here else ""
     what = " and ".join(filter(None, [", ".join(deeds[:-1]), *deeds[-1:]]))
     return f"To decide it, {what}{':' if again else '.'}", again
-
-
-def more_launches(change: Change, runs: pd.DataFrame, command: str) -> tuple[str, str]:
-    """Return how many launches of each would decide a change, and the command for that."""
-    needed = launches_needed(change)
-    num = max(needed or _ADVISED, change.num_base + 2, _ADVISED)
-    if (needed is None and change.has_interval) or num > _most(runs):
-        return too_small([change], _most(runs)), ""
-    deed, settings = _measuring(num, runs, command)
-    again = repeated(command, settings)
-    return f"To decide it, {deed}{':' if again else '.'}", again
-
-
-def too_small(changes: Sequence[Change], most: int) -> str:
-    """Say that no sensible number of launches decides these changes, and what to do instead."""
-    return f"Throughput decides it {beyond_reach(changes, most)}; take either, or choose by memory."
 
 
 def _most(runs: pd.DataFrame) -> int:

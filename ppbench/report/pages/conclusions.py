@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import pandas as pd
+from markupsafe import Markup
 
 from ppbench.cautions import Caution
 from ppbench.display.cases import ok_runs
-from ppbench.display.document import Text
+from ppbench.display.document import Block, Code, Picture, Section, Text, of_page
 from ppbench.display.fields import figure
+from ppbench.display.markup import fragment
 from ppbench.display.units import (
     comparison,
     counted,
@@ -31,24 +33,32 @@ from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.evidence import RESOLUTION
 from ppbench.judge.verdicts import Change, Verdict
 from ppbench.report.charts.pareto import pareto_front
-from ppbench.report.pages.advice import advice, more_launches
+from ppbench.report.pages.advice import advice
 from ppbench.report.pages.judgement import (
     LEAST_SAVED,
     ROUNDED,
-    AxisAnswer,
     Judged,
     Judgement,
     Saving,
-    axis_answer,
-    saving_in_all,
 )
-from ppbench.report.pages.templates import macro
 
 MOST_SMALLER = 4  # cases along the front
 MOST_NAMED = 4  # cases by name
 NOTHING_COMPARABLE = "nothing to compare"
 
 OPEN, DECIDED = "open", "decided"
+_GRADED = """\
+<strong class="grade {{ grade | replace(" ", "-") }}">{{ grade | capitalize }}.</strong> \
+{{ where }}{{ verb }}{% if name %}<strong>{{ name }}</strong>{% endif %}\
+{{ rest | replace(" %", "\u00a0%") }}"""
+_TILES = """\
+<dl class="tiles">
+{% for tile in tiles %}<div class="tile"><dt>{{ tile.name }}</dt>
+<dd><span class="value">{{ tile.value | replace(" %", "\u00a0%") }}</span>\
+{% if tile.detail %} <span class="note">{{ tile.detail | replace(" %", "\u00a0%") }}</span>\
+{% endif %}{% if tile.rival %}
+<span class="rival">{{ tile.rival | replace(" %", "\u00a0%") }}</span>{% endif %}</dd></div>
+{% endfor %}</dl>"""
 _GRADES = (
     "figures are medians over launches. Decided means: no other case can be faster by more than "
     f"{RESOLUTION:.0%}".replace("%", " %")
@@ -84,6 +94,10 @@ class Sentence:
     def text(self) -> str:
         grade = "" if self.verb else f"{self.grade.capitalize()}. "  # an instruction comes first
         return f"{grade}{self.where}{self.verb}{self.name}{self.rest}"
+
+    @property
+    def html(self) -> Markup:
+        return Markup(fragment(_GRADED, **vars(self)))  # noqa: S704 - escaped by the template
 
 
 @dataclass(frozen=True)
@@ -127,8 +141,19 @@ class Stated:
         return Text(self.conclusions.answers).markdown()
 
     def html(self) -> str:
-        others = [Text(one.text).html() for one in self.conclusions.others]
-        return "\n".join([macro("answer.html", "stated", self.conclusions), *others])
+        said, tiles = self.conclusions.sentence, self.conclusions.tiles
+        blocks: list[Block] = [of_page('<p class="lead">{{ text }}</p>', text=said.html)]
+        if said.advice:
+            command = [Code(said.command)] if said.command else []
+            blocks.append(Section("", "", [Text(said.advice), *command], kind="advice"))
+        blocks += [tiled(tiles)] if tiles else []
+        blocks += [Text(one.text) for one in self.conclusions.others]
+        return "\n".join(block.html() for block in blocks)
+
+
+def tiled(tiles: Sequence[Tile]) -> Picture:
+    """Figures beside each other, each above its rival's."""
+    return of_page(_TILES, tiles=tiles)
 
 
 def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusions:
@@ -185,16 +210,15 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
     else:
         notes = ["There is only one case."]
     others = [judgement for judgement in judged.judgements[1:] if judgement.lead is not None]
-    answer, whole = sentence(first, runs, command), axis_answer(judged)
-    if whole is not None:
-        answer, others = axis_sentence(whole, runs, command), [first, *others]
+    if judged.whole is not None:
+        others = [first, *others]
         notes.insert(
             0,
-            f"The answer is the mean over {whole.num_settings} settings, in which cases differ in "
-            f"their {whole.axis} alone. Below it, {judgement_words(first)} is shown.",
+            f"The answer is the mean{judged.whole.over}, in which cases differ in their "
+            f"{judged.whole.axes[0]} alone. Below it, {first.where or 'one of them'} is shown.",
         )
     return Conclusions(
-        answer,
+        sentence(judged.whole or first, runs, command),
         tuple(tiles(first)),
         (*notes, *left_out),
         tuple(_under_memory(first)),
@@ -216,54 +240,53 @@ def _were_alive_together(runs: pd.DataFrame) -> bool:
 
 
 def sentence(judgement: Judgement, runs: pd.DataFrame, command: str = "") -> Sentence:
-    """Say which case to take and why, or what is known so far and what would decide it."""
-    where = f"With {judgement.where}: " if judgement.where else ""
-    best, rival, change = judgement.best, judgement.rival, judgement.to_rival
-    speed = figure("tokens_per_s", best["tokens_per_s"])
+    """Say which one to take and why, or what is known so far and what would decide it."""
+    where, over = f"With {judgement.where}: " if judgement.where else "", judgement.over
+    speed = figure("tokens_per_s", judgement.best["tokens_per_s"])
+    names, change, rival = judgement.names, judgement.to_rival, judgement.rival
     if rival is None:
-        name = f"{judgement.name(best)}"
-        return Sentence(NOTHING_COMPARABLE, "", name, f" reaches {speed}.", "", "")
-    name, other, saving = judgement.name(best), judgement.name(rival), _saving(judgement, runs)
-    by = _interval(change)
+        return Sentence(NOTHING_COMPARABLE, "", names[0], f" reaches {speed}.", "", "")
+    name, other, by = names[0], names[judgement.rival_place], _interval(change)
+    saved, verb = judgement.saving, "use " if where else "Use "
+    end = f" {name if saved.is_first else other} needs {_less(saved)}." if saved else ""
+    end += judgement.unless
+    ids = [""] * len(names) if over else judgement.arms  # several cases have a value
     if judgement.is_decided and change is not None:
+        how = ":" if over else f": {speed},"
         if change.verdict is Verdict.faster:
-            rest = f": {speed}, faster than {other} ({by}).{saving}"
+            rest = f"{how} faster than {other}{over} ({by}).{end}"
         else:
-            others = [judgement.name(judgement.cases.iloc[place]) for place in _as_fast(judgement)]
-            as_fast = _or(others[:MOST_NAMED], "and")
-            beside = f" ({by})" if len(others) == 1 else ""
+            same = dict.fromkeys([judgement.rival_place, *judgement.places(Verdict.same)])
+            as_fast = [names[place] for place in same]
+            beside = f" ({by})" if len(as_fast) == 1 else ""
             least = "" if change.verdict is Verdict.same else "at least "
-            rest = f": {speed}, {least}as fast as {as_fast}{beside}.{saving}"
-        verb = "use " if where else "Use "
-        return Sentence(DECIDED, where, name, rest, "", "", verb, str(best["case_id"]))
-    saved = _saved(judgement, runs)
-    if saved and change and len(judgement.cases) == 2 and not judgement.cautions:
-        taken, large = (best, other) if saved.is_first else (rival, name)
-        if text := _for_memory(large, saved, change, _why(judgement)):
-            small, case_id = judgement.name(taken), str(taken["case_id"])
-            advised, verb = advice(judgement, runs, command), "use " if where else "Use "
-            return Sentence(OPEN, where, small, text, *advised, verb, case_id)
-    # What is known: which cases may be the best, and which are slower than the first of them.
+            listed = _or(as_fast[:MOST_NAMED], "and")
+            rest = f"{how} {least}as fast as {listed}{over}{beside}.{end}"
+        return Sentence(DECIDED, where, name, rest, "", "", verb, ids[0])
+    why, advised = _why(judgement), advice(judgement, runs, command)
+    if saved and change and len(names) == 2 and not judgement.cautions:
+        small = 0 if saved.is_first else 1
+        if text := _for_memory(names[1 - small], saved, change, why):
+            rest = f"{text}{judgement.unless}"
+            return Sentence(OPEN, where, names[small], rest, *advised, verb, ids[small])
+    # What is known: which may be the best, and which are slower than the first of them.
     maybe = [0, *judgement.places(Verdict.open), *judgement.places(Verdict.same)]
-    beaten = judgement.places(Verdict.faster)
-    clauses = []
-    if beaten:
-        slower = judgement.cases.iloc[beaten[0]]
-        lead_over = judgement.change(0, beaten[0])
+    clauses, beaten = [], judgement.places(Verdict.faster)
+    for place in beaten[:1]:
+        lead_over = judgement.change(0, place)
         if lead_over is not None and lead_over.ratio is not None:
             percent_more = written(lead_over.ratio.estimate - 1, ".1f", "%", 100)
-            clauses.append(f"{name} beats {judgement.name(slower)} by {percent_more}")
+            clauses.append(f"{name} beats {names[place]} by {percent_more}")
     if change is not None and change.has_interval and not change.verdict.is_claim:
         clauses.append(f"{name} and {other} differ by {by}")
     known = f"; {'; '.join(clauses)}" if clauses else ""
-    if len(maybe) <= MOST_NAMED and beaten:
-        names = _or([judgement.name(judgement.cases.iloc[place]) for place in maybe], "or")
-        rest = f"{known}, but {_why(judgement)}.{saving}"
-        return Sentence(OPEN, where, names, rest, *advice(judgement, runs, command))
-    ratio = best["tokens_per_s"] / rival["tokens_per_s"]
-    more = f"{_percent_more(ratio)} than {other}"
-    rest = f" measured {speed}, {more}{known}, but {_why(judgement)}.{saving}"
-    return Sentence(OPEN, where, name, rest, *advice(judgement, runs, command))
+    rest = f"{known}{over}, but {why}.{end}"
+    if over or (len(maybe) <= MOST_NAMED and beaten):
+        named = _or([names[place] for place in maybe[:MOST_NAMED]], "or")
+        return Sentence(OPEN, where, named, rest, *advised)
+    ratio = judgement.best["tokens_per_s"] / rival["tokens_per_s"]
+    more = f"{abs(ratio - 1) * 100:.1f} % {'less' if ratio < 1 else 'more'} than {other}"
+    return Sentence(OPEN, where, name, f" measured {speed}, {more}{rest}", *advised)
 
 
 def _interval(change: Change | None) -> str:
@@ -274,12 +297,6 @@ def _interval(change: Change | None) -> str:
     ends = (ratio.estimate, ratio.low, ratio.high)
     estimate, low, high = (written(end - 1, "+.1f", "%", 100) for end in ends)
     return f"{estimate}, between {low} and {high}"
-
-
-def _as_fast(judgement: Judgement) -> list[int]:
-    """The places of the cases that are as fast as the best, the rival first."""
-    places = [judgement.rival_place, *judgement.places(Verdict.same)]
-    return list(dict.fromkeys(places))
 
 
 def _or(names: Sequence[str], word: str) -> str:
@@ -306,41 +323,8 @@ def tiles(judgement: Judgement) -> Iterator[Tile]:
         rival = ""
         if judgement.rival is not None:
             texts = ", ".join(filter(None, beside[0][1:]))
-            rival = f"{judgement.name(judgement.rival)}: {texts}"
+            rival = f"{judgement.names[judgement.rival_place]}: {texts}"
         yield Tile(title, value, detail, rival)
-
-
-def _percent_more(ratio: float) -> str:
-    return f"{abs(ratio - 1) * 100:.1f} % {'less' if ratio < 1 else 'more'}"
-
-
-def _saved(judgement: Judgement, runs: pd.DataFrame) -> Saving | None:
-    """Which of the best case and its rival saves memory, if every launch shows it.
-
-    What disturbs a speed disturbs no peak memory, so that cautions do not matter here.
-    """
-    assert judgement.rival is not None
-    own = ok_runs(runs)
-    known = own["peak_memory_bytes"].astype(float)
-    best, rival = (
-        known[own["case_id"] == case["case_id"]] for case in (judgement.best, judgement.rival)
-    )
-    saved = saving_in_all(pd.Series([best.median()]), pd.Series([rival.median()]))
-    if saved is None:
-        return None
-    extremes = (best.max(), rival.min()) if saved.is_first else (best.min(), rival.max())
-    seen = saving_in_all(*(pd.Series([peak]) for peak in extremes))
-    return saved if seen is not None and seen.is_first == saved.is_first else None
-
-
-def _saving(judgement: Judgement, runs: pd.DataFrame) -> str:
-    """Say which of the best case and its rival needs less memory, if every launch shows it."""
-    assert judgement.rival is not None
-    saved = _saved(judgement, runs)
-    if saved is None:
-        return ""
-    small = judgement.best if saved.is_first else judgement.rival
-    return f" {judgement.name(small)} needs {_less(saved)}."
 
 
 def _less(saved: Saving) -> str:
@@ -367,38 +351,6 @@ def _for_memory(other: str, saved: Saving, change: Change, why: str) -> str:
     return f" for its memory: it needs {_less(saved)} than {other}. Throughput is open: {open_is}."
 
 
-def judgement_words(judgement: Judgement) -> str:
-    """Name the cases of a judgement by what they have in common."""
-    return judgement.where or "one of them"
-
-
-def axis_sentence(answer: AxisAnswer, runs: pd.DataFrame, command: str = "") -> Sentence:
-    """Say which value of an axis to take over all settings, or what is known and would decide it.
-
-    `command` is the one that measured these runs.
-    """
-    name, other, change = answer.names[0], answer.names[1], answer.change
-    where, saved = f"over {answer.num_settings} settings", answer.saving()
-    by = _interval(change)
-    needs = f" {name if saved.is_first else other} needs {_less(saved)}." if saved else ""
-    advised = more_launches(change, runs, command)
-    unless = f" In {'; '.join(answer.against)}, another is faster." if answer.against else ""
-    if answer.is_decided:
-        if change.verdict is Verdict.faster:
-            rest = f": faster than {other} {where} ({by}).{needs}{unless}"
-        else:
-            least = "" if change.verdict is Verdict.same else "at least "
-            rest = f": {least}as fast as {other} {where} ({by}).{needs}{unless}"
-        return Sentence(DECIDED, "", name, rest, "", "", "Use ")
-    if saved and len(answer.names) == 2:
-        small, large = (name, other) if saved.is_first else (other, name)
-        if text := _for_memory(large, saved, change, "too few launches are known"):
-            return Sentence(OPEN, "", small, f"{text}{unless}", *advised, "Use ")
-    known = f" differ by {by}," if by else ": too few launches are known"
-    rest = f" and {other}{known} {where}.{needs}{unless}"
-    return Sentence(OPEN, "", name, rest, *advised)
-
-
 def _why(judgement: Judgement) -> str:
     """Say why it is open; the first reason that holds."""
     if judgement.cautions:
@@ -414,7 +366,7 @@ def _why(judgement: Judgement) -> str:
         return f"{judgement.fewest_launches} launches cannot decide it"
     assert judgement.lead is not None
     rivals = judgement.places(Verdict.open) or [judgement.rival_place]
-    names = [judgement.name(judgement.cases.iloc[place]) for place in rivals]
+    names = [judgement.names[place] for place in rivals]
     lost = judgement.lead.most_lost(judgement.arms[0])
     if not math.isfinite(lost):
         return f"nothing is known of {_or(names[:MOST_NAMED], 'and')}"
@@ -434,16 +386,15 @@ def _under_memory(judgement: Judgement) -> Iterator[str]:
     peaks = cases["peak_memory_bytes"].map(rounded_size)  # as printed, so that steps are visible
     memory, speed = peaks.tolist(), cases["tokens_per_s"].tolist()
     front = cases.assign(peak_memory_bytes=peaks).iloc[pareto_front(memory, speed)[::-1]]
+    names = dict(zip(judgement.arms, judgement.names, strict=True))
     clauses, last = [], front.iloc[0]["peak_memory_bytes"]
     for _, case in front.iloc[1:].iterrows():  # each that saves enough over the one before
         if case["peak_memory_bytes"] <= (1 - LEAST_SAVED) * last:
             last = case["peak_memory_bytes"]
             fewer = percent(1 - case["tokens_per_s"] / best["tokens_per_s"])
-            name = judgement.name(case)
+            name = names[str(case["case_id"])]
             clauses.append(f"{name} needs {size(last)} and measured {fewer} fewer tokens/s")
     if clauses:
         yield f"With less memory: {'; '.join(clauses[:MOST_SMALLER])}."
     else:
-        yield (
-            f"No case that does the same work needs much less memory than {judgement.name(best)}."
-        )
+        yield (f"No case that does the same work needs much less memory than {judgement.names[0]}.")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ppbench.display.changes import discount_text
-from ppbench.display.document import Block, Code, Facts, Fold, Picture, Result, Section, Text
+from ppbench.display.document import Block, Code, Facts, Fold, Result, Section, Text
 from ppbench.display.fields import Field, field_of, figure
 from ppbench.display.rows import Rows, Written
 from ppbench.display.tables import ALL_IN_MARKDOWN, Detail, Table
@@ -29,7 +29,7 @@ from ppbench.report.charts.history import (
     size_text,
 )
 from ppbench.report.pages.provenance import HISTORY, about_runs
-from ppbench.report.pages.templates import macro, page
+from ppbench.report.pages.templates import page
 from ppbench.report.timeline.timelines import Timeline, timeline
 from ppbench.statistics.change_points import Step
 from ppbench.statistics.series import Point, Series, State
@@ -42,14 +42,6 @@ SERIES = [
 STEPS = ["number", "change_text", "interval", "commits", "unmeasured", "since", "last", "likeliest"]
 COMMITS = ["commit", "author_date", "subject", "value", "difference", "launches", "failed"]
 _LONGEST_SUBJECT = 50
-_TOOLS = """\
-<div class="tools">
-<input type="search" id="find" placeholder="Find a series" aria-label="Find a series" \
-autocomplete="off" spellcheck="false">
-<span id="num-series" class="note" aria-live="polite"></span>
-</div>
-<p id="nothing" hidden>No series matches. \
-<button type="button" class="link">Show all series</button></p>"""
 _LEGEND = (
     "Large points are medians over launches, small points single launches; a ring is around those "
     "that count for no level and no change, since something slowed them. Lines are levels, with "
@@ -102,7 +94,7 @@ def render_history(store: Store, told: HistoryPage) -> str:
         commit=newest[0][:10] if newest else "",
     )
     embedded, num_left_out = _embedded(store, every)
-    answer: list[Block] = [Text(line, is_heading=True) for line in _answer(told)]
+    answer: list[Block] = [Text(line, kind="lead") for line in _answer(told)]
     answer += [Text(list(told.notes), "Notes")] if told.notes else []
     blocks = [
         Section("answer", "", answer),
@@ -110,9 +102,8 @@ def render_history(store: Store, told: HistoryPage) -> str:
             "list",
             "Series",
             [
-                *([Picture(of_page=_TOOLS)] if len(every) > 1 else []),
                 series_table(every, is_page=True),
-                Text(_LEGEND, is_note=True),
+                Text(_LEGEND, kind="note"),
             ],
         ),
     ]
@@ -120,8 +111,8 @@ def render_history(store: Store, told: HistoryPage) -> str:
         name, own = f"series-{number}", f"History of {series.case}"
         details, of_commits = _details(name, series, told, embedded)
         parts: list[Block] = [
-            Text(f"{series.machine} · {series.fingerprint}", is_note=True),
-            Picture(of_page=macro("parts.html", "chart", history_chart(series), own)),
+            Text(f"{series.machine} · {series.fingerprint}", kind="note"),
+            history_chart(series).picture(own),
         ]
         if details:
             parts.append(replace(changes_table([series]), name=f"Changes, {own}", details=details))
@@ -138,8 +129,7 @@ def render_history(store: Store, told: HistoryPage) -> str:
         Result(blocks),
         about,
         " · ".join(part for part in subtitle if part),
-        template="history.html",
-        timelines=list(embedded.values()),
+        timelines=dict(embedded.values()),
     )
 
 
@@ -179,7 +169,8 @@ def series_table(every: Sequence[Series], *, is_page: bool = False) -> Table:
     names = [f"series-{number}" for number in range(1, len(every) + 1)]
     essential = ["case", "level", "state"]
     table = Table(Rows.of_records(rows), shown, essential, remedy=ALL_IN_MARKDOWN)
-    return replace(table, name="Series", cases=names)
+    is_searched = is_page and len(every) > 1
+    return replace(table, name="Series", cases=names, searched="series" if is_searched else "")
 
 
 def changes_table(every: Sequence[Series]) -> Table:
@@ -287,9 +278,7 @@ def _details(
         blocks += [Facts({key: text for key, text in facts.items() if text})]
         blocks += [Code(f"{text} {told.options}".rstrip(), what) for what, text in commands]
         if known:
-            line = known[1], f"Timelines, {title}", known[0]
-            drawn = macro("parts.html", "shown_timeline", *line)
-            blocks.append(Picture(of_page=drawn))
+            blocks.append(known[1].picture(known[0], f"Timelines, {title}"))
         return Detail(f"{name}-{key}", title, "\n".join(block.html() for block in blocks))
 
     of_commits = []

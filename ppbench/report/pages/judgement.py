@@ -17,8 +17,8 @@ cases that are judged together, are those of `ppbench compare` too (`ppbench.com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from typing import NamedTuple
@@ -31,11 +31,11 @@ from ppbench.comparison.evidence import (
     Background,
     carried_by,
     comparable_pairs,
-    evidence_of,
     looks_of,
     with_columns,
 )
 from ppbench.comparison.groups import alike, groups_of
+from ppbench.comparison.lines import Family, Pair, judged_pairs
 from ppbench.config.case import EMULATED
 from ppbench.display.cases import Axes, by_case, ok_runs, settings_text
 from ppbench.display.metrics import METRICS
@@ -45,7 +45,6 @@ from ppbench.judge.forecast import launches_needed
 from ppbench.judge.lead import Lead, lead_of
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED, Change, Verdict, judge_means
-from ppbench.judge.verdicts import judge as judge_pairs
 from ppbench.store import Store
 
 SCATTER = (Caution.noisy_steps.name, Caution.few_steps.name, Caution.no_warmup.name)
@@ -59,25 +58,63 @@ ROUNDED = 0.005
 """Share of the memory that two cases may differ by and count as needing as much."""
 
 
+class Saving(NamedTuple):
+    """The share of memory that one of two saves over the other, setting by setting."""
+
+    is_first: bool  # of the two: it is the one that saves
+    least: float
+    most: float
+
+    @property
+    def mean(self) -> float:
+        return (self.least + self.most) / 2
+
+
+class Peaks(NamedTuple):
+    """The lowest and the highest peak memory over launches, by setting (rows) and arm."""
+
+    lows: pd.DataFrame
+    highs: pd.DataFrame
+
+    def saving(self, first: Hashable, other: Hashable) -> Saving | None:
+        """Return which of two arms needs clearly less memory in a setting, and in none more.
+
+        Every launch has to show it. None where neither does; settings whose peaks are not known say
+        nothing.
+        """
+        for is_first, small, large in ((True, first, other), (False, other, first)):
+            shares = 1 - (self.highs[small] / self.lows[large]).dropna()
+            if len(shares) and shares.max() >= LEAST_SAVED and shares.min() > -ROUNDED:
+                return Saving(is_first, max(0.0, float(shares.min())), float(shares.max()))
+        return None
+
+
 @dataclass(frozen=True)
 class Judgement:
-    """Comparable cases, which of them to take, and how sure that is."""
+    """Which of several arms to take, and how sure that is.
+
+    The arms are comparable cases or, `over` several settings, the values of an axis: then a change
+    is the mean over the settings in which all values were measured, each of which counts alike.
+    They are in the order of places: the one to take first, then as the lead has them.
+    """
 
     where: str  # what all have in common: `2 ranks, 128 tokens`; empty if nothing else varies
     axes: tuple[str, ...]  # in which they differ
-    cases: pd.DataFrame  # rows of `by_case`, the one to take first, then as the lead has them
+    arms: tuple[str, ...]  # ids of cases, or values
+    names: tuple[str, ...]
+    cases: pd.DataFrame  # rows of `by_case`; over several settings, those of the first
     lead: Lead | None  # None for a single case
-    arms: tuple[int, ...]  # of the lead, by place among the cases
-    evidences: Mapping[tuple[str, str], Evidence]  # of each pair, in one order of case ids
-    rival_place: int = 1  # among the cases
+    peaks: Peaks
+    rival_place: int = 1
     cautions: tuple[str, ...] = ()  # that leave it open
     has_several_machines: bool = False
-    needed: int | None = None  # launches of each that would decide it
     num_left_out: int = 0  # oversubscribed cases
+    over: str = ""  # ` over 3 settings`
+    unless: str = ""  # ` In SETTINGS, another is faster.`
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is known which case to take."""
+        """Whether it is known which one to take."""
         if self.lead is None or self.cautions or self.has_several_machines:
             return False
         return self.lead.can_take(self.arms[0])
@@ -92,98 +129,48 @@ class Judgement:
         return None if self.lead is None else self.cases.iloc[self.rival_place]
 
     def change(self, place: int, other: int) -> Change | None:
-        """How the case at one place compares with that at another."""
+        """How the arm at one place compares with that at another."""
         if self.lead is None:
             return None
         return self.lead.changes.get((self.arms[place], self.arms[other]))
 
     @property
     def to_rival(self) -> Change | None:
-        """How the best case compares with its rival."""
+        """How the best one compares with its rival."""
         return self.change(0, self.rival_place)
 
     def places(self, verdict: Verdict) -> list[int]:
-        """The places of the cases against which the best one has this verdict."""
-        changes = ((place, self.change(0, place)) for place in range(1, len(self.cases)))
+        """The places of those against which the best one has this verdict."""
+        changes = ((place, self.change(0, place)) for place in range(1, len(self.names)))
         return [place for place, change in changes if change and change.verdict is verdict]
 
     @property
     def fewest_launches(self) -> int:
-        """The fewest launches of the best case and of those that may be better."""
+        """The fewest launches of the best one and of those that may be better."""
         places = [0, *(self.places(Verdict.open) or [self.rival_place])]
         return int(self.cases["num_launches"].iloc[places].min())
 
-    def name(self, case: pd.Series) -> str:
-        """Name a case by the settings in which these cases differ."""
-        return settings_text(case, self.axes) or str(case["text"])
-
-    @cached_property
-    def case_ids(self) -> list[str]:
-        return [str(case_id) for case_id in self.cases["case_id"]]
-
-
-@dataclass(frozen=True)
-class AxisAnswer:
-    """Which value of an axis to take, over all cases that differ in nothing else.
-
-    Places are those of the names, the one to take first, then as the lead has them.
-    """
-
-    axis: str
-    names: tuple[str, ...]
-    lead: Lead
-    arms: tuple[int, ...]  # of the lead, by place
-    num_settings: int  # in which all values were measured
-    peaks: pd.DataFrame  # peak memory by setting (rows) and place
-    against: tuple[str, ...]  # settings in which another value is faster
+    @property
+    def needed(self) -> int | None:
+        """The launches of each that would decide it; None if no sensible number would."""
+        if self.lead is None:
+            return None
+        num = len(self.lead.changes) // 2
+        doubtful = [self.change(0, place) for place in self.places(Verdict.open)]
+        needed = [launches_needed(change, num_tests=num) for change in doubtful if change]
+        return None if None in needed else max(filter(None, needed), default=None)
 
     @property
-    def change(self) -> Change:
-        """How the value to take compares with the next one."""
-        return self.lead.changes[self.arms[0], self.arms[1]]
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether no other value is faster by more than the resolution, on average."""
-        return self.lead.can_take(self.arms[0])
-
     def saving(self) -> Saving | None:
-        """Which of the value to take and the next one needs less memory, if all settings agree."""
-        return saving_in_all(self.peaks[0], self.peaks[1])
+        """Which of the best one and its rival needs clearly less memory."""
+        return self.peaks.saving(self.arms[0], self.arms[self.rival_place])
 
 
-class Saving(NamedTuple):
-    """The share of memory that one of two cases saves over the other, setting by setting."""
-
-    is_first: bool  # of the two: it is the one that saves
-    least: float
-    most: float
-
-    @property
-    def mean(self) -> float:
-        return (self.least + self.most) / 2
-
-
-def saving_in_all(first: pd.Series, other: pd.Series) -> Saving | None:
-    """Return what one of two saves that needs clearly less memory in a setting, and in none more.
-
-    None where neither does; settings whose peaks are not known say nothing.
-    """
-    for is_first, ratio in ((True, first / other), (False, other / first)):
-        shares = 1 - ratio.dropna()
-        if len(shares) and shares.max() >= LEAST_SAVED and shares.min() > -ROUNDED:
-            return Saving(is_first, max(0.0, float(shares.min())), float(shares.max()))
-    return None
-
-
-def by_choice(found: Lead, peaks: pd.DataFrame) -> tuple[int, ...]:
-    """The arms, the one to take first: of those as fast, the one that needs clearly less memory.
-
-    `peaks` is the peak memory by setting (rows) and arm.
-    """
+def by_choice(found: Lead, peaks: Peaks) -> tuple[Hashable, ...]:
+    """The arms, the one to take first: of those as fast, the one that needs clearly less memory."""
     taken = found.first
     for arm in found.equals if found.is_decided else ():
-        saving = saving_in_all(peaks[arm], peaks[taken])
+        saving = peaks.saving(arm, taken)
         if found.can_take(arm) and saving is not None and saving.is_first:
             taken = arm
     return taken, *(arm for arm in found.arms if arm != taken)
@@ -199,28 +186,22 @@ class Judged:
     cases: pd.DataFrame  # all that were judged, without emulated ones beside measured ones
     axes: tuple[str, ...]
     of_runs: pd.DataFrame  # `by_case` of all runs that are ok
+    pairs: Mapping[Pair, tuple[Evidence, Change]]  # of ids of cases, head and base, in both orders
     looks: Looks
 
     @property
     def first(self) -> Judgement | None:
         return self.judgements[0] if self.judgements else None
 
+    @cached_property
+    def whole(self) -> Judgement | None:
+        """The answer over several settings, if that is what the sweep asks for."""
+        return _over_settings(self)
+
     def verdict(self, head: str, base: str) -> Verdict:
         """The verdict of a case against another, by their ids; open if they were not compared."""
-        for judgement in self.judgements:
-            if {head, base} <= set(judgement.case_ids):
-                change = judgement.change(*map(judgement.case_ids.index, (head, base)))
-                return Verdict.open if change is None else change.verdict
-        return Verdict.open
-
-    def evidence(self, head: str, base: str) -> Evidence | None:
-        """Return what is known of two cases, by their ids; None if they were not compared."""
-        for judgement in self.judgements:
-            if evidence := judgement.evidences.get((head, base)):
-                return evidence
-            if evidence := judgement.evidences.get((base, head)):
-                return evidence.reversed()
-        return None
+        known = self.pairs.get((head, base))
+        return known[1].verdict if known else Verdict.open
 
 
 def judge(
@@ -236,27 +217,43 @@ def judge(
     With `are_ranks_free` the number of ranks is a choice like any other.
     """
     good, of_runs = with_columns(ok_runs(runs)), by_case(runs, axes)
+    peaks = good.groupby("case_id")["peak_memory_bytes"]
+    of_runs = of_runs.assign(
+        lowest_peak=of_runs["case_id"].map(peaks.min()).astype(float),
+        highest_peak=of_runs["case_id"].map(peaks.max()).astype(float),
+    )
     cases = of_runs[of_runs["tokens_per_s"] > 0]
     broken = cases[cases["is_not_finite"]]
     cases = cases[~cases["is_not_finite"]]
     is_emulated = cases["device"] == EMULATED
     num_emulated = int(is_emulated.sum()) if not is_emulated.all() else 0
-    arms = {str(case_id): own for case_id, own in good.groupby("case_id", sort=False)}
-    background, looks = Background(good, stores), looks_of(runs)
-    groups = [
-        _judgement(group, key, axes, arms, background, looks)
-        for key, group in groups_of(of_runs, axes, are_ranks_free=are_ranks_free)
-    ]
-    ordered = tuple(sorted(groups, key=_worth, reverse=True))
+    of_case = {str(case_id): own for case_id, own in good.groupby("case_id", sort=False)}
+    groups, families = [], []
+    for key, group in groups_of(of_runs, axes, are_ranks_free=are_ranks_free):
+        order = ["tokens_per_s", "peak_memory_bytes"]
+        compared = alike(group).sort_values(order, ascending=[False, True], kind="stable")
+        groups.append((key, compared, len(group) - len(compared)))
+        arms: dict[Hashable, pd.DataFrame] = {one: of_case[one] for one in compared["case_id"]}
+        # Pairs on as many ranks are judged together, be ranks a choice beside them or not.
+        sizes = {case_id: own.iloc[0][_SIZE].tolist() for case_id, own in arms.items()}
+        by_size: dict[str, list[Pair]] = {}
+        for head, base in comparable_pairs(arms):
+            size = str(sizes[head]) if sizes[head] == sizes[base] else ""
+            by_size.setdefault(size, []).append((head, base))
+        families += [Family(arms, pairs, does_same_work=True) for pairs in by_size.values()]
+    looks = looks_of(runs)
+    pairs = judged_pairs(METRICS[SPEED], families, Background(good, stores), looks)
+    judged = [_judgement(*group, axes, of_case, pairs) for group in groups]
+    ordered = tuple(sorted(judged, key=_worth, reverse=True))
     compared = cases[~is_emulated] if num_emulated else cases
-    return Judged(ordered, broken, num_emulated, compared, tuple(axes), of_runs, looks)
+    return Judged(ordered, broken, num_emulated, compared, tuple(axes), of_runs, pairs, looks)
 
 
-def axis_answer(judged: Judged) -> AxisAnswer | None:
+def _over_settings(judged: Judged) -> Judgement | None:
     """Answer the question of a whole sweep, if several groups ask for a schedule or runtime.
 
-    It is the mean change over the settings in which every value was measured; each counts alike.
-    None if there are fewer than two of them, or a caution forbids a verdict in any.
+    None if there are fewer than two settings with every value, or a caution forbids a verdict in
+    any.
     """
     axis = next((axis for axis in COMPARED_AXES if axis in judged.axes), None)
     groups = [each for each in judged.judgements if axis in each.axes]
@@ -268,106 +265,91 @@ def axis_answer(judged: Judged) -> AxisAnswer | None:
     values = list(dict.fromkeys(pool[axis]))
     key = [other for other in judged.axes if other != axis] or ["device"]
     settings = [
-        own.drop_duplicates(axis).set_index(axis).loc[values]
+        own.drop_duplicates(axis).set_index(axis, drop=False).loc[values]
         for _, own in pool.groupby(pool[key].astype(str).agg("\n".join, axis=1), sort=False)
         if set(own[axis]) == set(values)
     ]
     if len(values) < 2 or len(settings) < 2:
         return None
-    pairs = list(combinations(range(len(values)), 2))
-    ids = [[str(one) for one in own["case_id"]] for own in settings]
-    families = []
-    for arm, rival in pairs:
-        evidences = [judged.evidence(own[arm], own[rival]) for own in ids]
-        families.append([each for each in evidences if each is not None and not each.cautions])
-        if len(families[-1]) < len(ids):
+    families = {}
+    for arm, rival in combinations(values, 2):
+        ids = [(str(own["case_id"][arm]), str(own["case_id"][rival])) for own in settings]
+        known = [judged.pairs[pair][0] for pair in ids if pair in judged.pairs]
+        families[arm, rival] = [evidence for evidence in known if not evidence.cautions]
+        if len(families[arm, rival]) < len(settings):
             return None
-    changes = judge_means(METRICS[SPEED], families, judged.looks)
-    found = lead_of(METRICS[SPEED], dict(zip(pairs, changes, strict=True)), len(values))
-    peaks = pd.DataFrame([own["peak_memory_bytes"].astype(float).tolist() for own in settings])
-    arms = by_choice(found, peaks)
-    against = [
-        settings_text(own.iloc[arms[0]], key)
-        for own, names in zip(settings, ids, strict=True)
-        if any(judged.verdict(names[arms[0]], names[arm]) is Verdict.slower for arm in arms[1:])
-    ]
-    return AxisAnswer(
-        axis,
-        tuple(str(values[arm]) for arm in arms),
-        found,
-        arms,
-        len(settings),
-        peaks[list(arms)].set_axis(range(len(arms)), axis=1),
-        tuple(against),
+    changes = judge_means(METRICS[SPEED], [*families.values()], judged.looks)
+    found = lead_of(METRICS[SPEED], dict(zip(families, changes, strict=True)), values)
+    peaks = _peaks(settings, values)
+    arms = [str(arm) for arm in by_choice(found, peaks)]
+    against = []
+    for own in settings:
+        best, *rivals = (str(own["case_id"][arm]) for arm in arms)
+        if any(judged.verdict(best, rival) is Verdict.slower for rival in rivals):
+            against.append(settings_text(own.iloc[values.index(arms[0])], key))
+    fewest = pd.concat(settings).groupby(level=0)["num_launches"].min()
+    return Judgement(
+        where="",
+        axes=(axis,),
+        arms=tuple(arms),
+        names=tuple(map(str, arms)),
+        cases=settings[0].assign(num_launches=fewest).loc[arms],
+        lead=found,
+        peaks=peaks,
+        over=f" over {len(settings)} settings",
+        unless=f" In {'; '.join(against)}, another is faster." if against else "",
     )
+
+
+def _peaks(settings: Sequence[pd.DataFrame], arms: Sequence[str]) -> Peaks:
+    """Return the peaks of the cases of each setting, which are in the order of the arms."""
+    ends = ("lowest_peak", "highest_peak")
+    lows, highs = ([own[end].tolist() for own in settings] for end in ends)
+    return Peaks(*(pd.DataFrame(own, columns=[*arms]) for own in (lows, highs)))
 
 
 def _judgement(
-    cases: pd.DataFrame,
     key: Sequence[str],
+    compared: pd.DataFrame,
+    num_left_out: int,
     axes: Axes,
     runs: Mapping[str, pd.DataFrame],
-    background: Background,
-    looks: Looks,
+    pairs: Mapping[Pair, tuple[Evidence, Change]],
 ) -> Judgement:
     """Judge a group of cases; `runs` are those of each case by its id."""
-    compared = alike(cases).sort_values(
-        ["tokens_per_s", "peak_memory_bytes"], ascending=[False, True], kind="stable"
-    )
-    ids = [str(case_id) for case_id in compared["case_id"]]
-    found, arms, speed = None, tuple(range(len(ids))), METRICS[SPEED]
-    own = {case_id: runs[case_id] for case_id in ids}
-    # Pairs on as many ranks are judged together, be ranks a choice beside them or not.
-    sizes = {case_id: own[case_id].iloc[0][_SIZE].tolist() for case_id in ids}
-    families: dict[str, list[tuple[str, str]]] = {}
-    for head, base in comparable_pairs(own):
-        size = str(sizes[head]) if sizes[head] == sizes[base] else ""
-        families.setdefault(size, []).append((head, base))
-    evidences: dict[tuple[str, str], Evidence] = {}
-    changes: dict[tuple[int, int], Change] = {}
-    for family in families.values():
-        known = evidence_of(speed, own, family, background, shares_noise=True)
-        evidences |= known
-        judged = judge_pairs(speed, [*known.values()], looks)
-        for (head, base), change in zip(known, judged, strict=True):
-            changes[ids.index(head), ids.index(base)] = change
-    if len(ids) > 1:
-        found = lead_of(speed, changes, len(ids))
-        peaks = compared["peak_memory_bytes"].astype(float)
-        arms = by_choice(found, pd.DataFrame([peaks.tolist()]))
-    compared = compared.iloc[list(arms)]
+    arms = [str(case_id) for case_id in compared["case_id"]]
+    peaks, found = _peaks([compared], arms), None
+    changes = {pair: change for pair, (_, change) in pairs.items() if {*pair} <= {*arms}}
+    if len(arms) > 1:
+        found = lead_of(METRICS[SPEED], changes, arms)
+        places = [arms.index(str(arm)) for arm in by_choice(found, peaks)]
+        arms, compared = [arms[place] for place in places], compared.iloc[places]
     rows = [case for _, case in compared.iterrows()]
     # The best other case that takes the same step, or else the next case.
     same = (n for n, row in enumerate(rows[1:], 1) if (row[_STEP] == rows[0][_STEP]).all())
     rival = next(same, min(1, len(rows) - 1))
-    first, other = (str(rows[place]["case_id"]) for place in (0, rival))
-    of_first = {pair: evidence for pair, evidence in evidences.items() if first in pair}
-    cautions = [name for evidence in of_first.values() for name in evidence.cautions]
-    if len(ids) == 1:
-        cautions += carried_by(own[first], FORBIDDING)
-    fewest = min(len(own[first]), len(own[other]))
-    has_turns = any(each.paired for pair, each in of_first.items() if other in pair)
-    if fewest < FEWEST_LAUNCHES and not has_turns:
-        cautions += [name for one in (first, other) for name in carried_by(own[one], SCATTER)]
-    judgement = Judgement(
+    first, other = arms[0], arms[rival]
+    known = [pairs[pair][0] for pair in changes if pair[0] == first]
+    cautions = [name for evidence in known for name in evidence.cautions]
+    if len(arms) == 1:
+        cautions += carried_by(runs[first], FORBIDDING)
+    has_turns = (first, other) in changes and bool(pairs[first, other][0].paired)
+    if min(len(runs[first]), len(runs[other])) < FEWEST_LAUNCHES and not has_turns:
+        cautions += [name for one in (first, other) for name in carried_by(runs[one], SCATTER)]
+    own_axes = [a for a in axes if a not in key and len(compared[a].astype(str).unique()) > 1]
+    return Judgement(
         where=settings_text(rows[0], [axis for axis in axes if axis in key]),
-        axes=tuple(a for a in axes if a not in key and len(compared[a].astype(str).unique()) > 1),
+        axes=tuple(own_axes),
+        arms=tuple(arms),
+        names=tuple(settings_text(case, own_axes) or str(case["text"]) for case in rows),
         cases=compared,
         lead=found,
-        arms=arms,
-        evidences=evidences,
+        peaks=peaks,
         rival_place=rival,
         cautions=tuple(dict.fromkeys(cautions)),
-        has_several_machines=len(evidences) < len(ids) * (len(ids) - 1) // 2,
-        num_left_out=len(cases) - len(compared),
+        has_several_machines=len(changes) < len(arms) * (len(arms) - 1),
+        num_left_out=num_left_out,
     )
-    if found is None:
-        return judgement
-    doubtful = [judgement.change(0, place) for place in judgement.places(Verdict.open)]
-    num = len(found.changes) // 2
-    needed = [launches_needed(change, num_tests=num) for change in doubtful if change]
-    most = None if None in needed else max(filter(None, needed), default=None)
-    return replace(judgement, needed=most)
 
 
 def _worth(judgement: Judgement) -> tuple[bool, bool, bool, int, int, int]:

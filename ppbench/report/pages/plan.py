@@ -19,12 +19,11 @@ from ppbench.display.units import counted, milliseconds, percent, size
 from ppbench.planning.plan import Configuration, Plan, Proposal
 from ppbench.planning.words import SHOWN, TRIED, pipeline_text, row_of, sentences_of
 from ppbench.report.charts.frontier import Frontier, Point, frontier
-from ppbench.report.pages.conclusions import Conclusions, Stated, Tile
+from ppbench.report.pages.conclusions import Conclusions, Stated, Tile, tiled
 from ppbench.report.pages.provenance import PLAN, About
-from ppbench.report.pages.strips import strips_of
-from ppbench.report.pages.templates import macro
 from ppbench.report.pages.templates import page as page_of
 from ppbench.report.timeline.marks import Step
+from ppbench.report.timeline.timelines import Timeline, small
 
 _KIND = "A plan: predicted, not measured."
 MOST_SPANS = 200_000
@@ -92,8 +91,8 @@ def document_of(
         details.append(Detail(f"stages-{number}", name_of(one.configuration), html))
     table = Table(rows, shown, ("step_ns",), name="The best few", details=details)
     predicted: list[Block] = [
-        Text(first, is_heading=trials is None),
-        *([Picture(of_page=_tiles(plan))] if is_page else []),
+        Text(first, kind="lead" if trials is None else ""),
+        *([_tiles(plan)] if is_page else []),
         *([Text(others)] if others else []),
     ]
     if trials is None:
@@ -112,7 +111,7 @@ def document_of(
     ]
 
 
-def _tiles(plan: Plan) -> str:
+def _tiles(plan: Plan) -> Picture:
     """The figures of the first choice beside those of 1F1B."""
     best, baseline, limit = plan.first, plan.baseline, plan.request.memory_bytes
     rivals = ["", "", ""]
@@ -128,28 +127,26 @@ def _tiles(plan: Plan) -> str:
         Tile("peak memory, fullest rank", size(max(best.peak_bytes)), of, rivals[1]),
         Tile("bubble", percent(best.bubble_fraction), "", rivals[2]),
     ]
-    return macro("answer.html", "tiled", tiles)
+    return tiled(tiles)
 
 
 def render_plan(page: PlanPage) -> str:
     """Return the page as HTML: what a terminal says, with pictures and what to do next."""
     plan, trials, request = page.plan, page.trials, page.plan.request
     _, (*answers, proposals) = document_of(plan, trials, is_page=True)
-    frontier_html = _picture(plan).html()
-    heading = '<h2 class="small">{}</h2>'
-    pictures = [
-        f"<div>{heading.format('Throughput against memory, as predicted')}{frontier_html}</div>"
-    ]
+    heading = "Throughput against memory, as predicted"
+    pictures = [Section("", heading, [Picture(of_page=_picture(plan).html())])]
+    timelines = dict[str, Timeline]()
     if all(step.program.num_computations <= MOST_SPANS for _, step in page.steps):
-        drawn = []
+        steps = []
         for proposal, simulation in page.steps:
             spans = pd.DataFrame(simulation.spans(), columns=list(COLUMNS))
-            name = name_of(proposal.configuration)
             facts = f"{milliseconds(proposal.step_ns)}, bubble {percent(proposal.bubble_fraction)}"
-            drawn.append((name, Step(name, spans), facts))
-        if drawn:
-            strips = macro("answer.html", "small_timelines", strips_of(drawn), has_details=False)
-            pictures.append(f"<div>{heading.format('One step, as simulated')}{strips}</div>")
+            steps.append(Step(f"{name_of(proposal.configuration)} · {facts}", spans))
+        if steps:
+            timelines["small"] = small(steps)
+            drawn = timelines["small"].picture("small")
+            pictures.append(Section("", "One step, as simulated", [drawn]))
     batch = request.replicas * request.global_batch
     memory = "no limit" if request.memory_bytes is None else f"{size(request.memory_bytes)} each"
     asked = {"costs": page.origin, "ranks": f"{' or '.join(map(str, request.ranks))}, {memory}"}
@@ -161,14 +158,14 @@ def render_plan(page: PlanPage) -> str:
         "stages per rank": " or ".join(map(str, request.stages_per_rank)),
         "recompute": request.recompute,
     }
-    drawn_html = f'<div class="pictures">{"".join(pictures)}</div>'
-    blocks = [*answers, Section("pictures", "", [Picture(of_page=drawn_html)]), proposals]
+    blocks = [*answers, Section("pictures", "", pictures, kind="pictures"), proposals]
     if page.commands:
         blocks.append(Section("next", "Run it", [Code(cmd, text) for text, cmd in page.commands]))
     blocks.append(Section("reproduce", "What was asked", [Facts(asked), Code(page.command)]))
     first = sentences_of(plan)[0] if trials is None else trials.answers[0]
     kind = "A plan, with the best proposals measured." if trials else _KIND
-    return page_of(Result(blocks), About(kind=PLAN, title=page.title, answer=first), kind)
+    about = About(kind=PLAN, title=page.title, answer=first)
+    return page_of(Result(blocks), about, kind, timelines=timelines)
 
 
 def _picture(plan: Plan) -> Frontier:

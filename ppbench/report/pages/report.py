@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
-from markupsafe import Markup
 
-from ppbench.display.cases import case_text, ok_runs, varying_axes
+from ppbench.display.cases import Axes, case_text, ok_runs, varying_axes
 from ppbench.display.commands import command as command_of
-from ppbench.display.commands import option_words
-from ppbench.display.document import Block, Code, Section, Text
+from ppbench.display.document import Block, Code, Fold, Result, Section, Text, of_page
 from ppbench.display.explanation import headline, what_if, with_parts
 from ppbench.display.formats import Assets
 from ppbench.display.metrics import METRICS
 from ppbench.display.stragglers import cause_in_words
 from ppbench.display.tables import Detail
-from ppbench.errors import StoreError
+from ppbench.errors import StoreError, UsageError
 from ppbench.explanation import stragglers_of_run
-from ppbench.judge.verdicts import SPEED, Change
+from ppbench.judge.verdicts import SPEED
 from ppbench.report.charts.canvas import Measured
 from ppbench.report.charts.forest import Intervals
 from ppbench.report.charts.pareto import pareto
 from ppbench.report.charts.registry import CHARTS
 from ppbench.report.charts.stragglers import heat_map
-from ppbench.report.pages.conclusions import conclude
-from ppbench.report.pages.judgement import Judged, axis_answer, judge
+from ppbench.report.pages.conclusions import Conclusions, Stated, conclude
+from ppbench.report.pages.judgement import Judged, Judgement, judge
 from ppbench.report.pages.provenance import (
     about_report,
     common,
@@ -35,25 +34,47 @@ from ppbench.report.pages.provenance import (
     origin,
     verifications,
 )
-from ppbench.report.pages.strips import median_run, strips
 from ppbench.report.pages.tables import (
+    Carried,
     bubbles,
-    case_list,
     cautioned,
     failure_counts,
-    failure_groups,
     failures,
     filters,
     idle_parts,
+    named,
     summary,
 )
-from ppbench.report.pages.templates import Live, listed, macro, render, write_page
-from ppbench.report.scripts import Picture
-from ppbench.report.timeline.timelines import rivalry, timelines
+from ppbench.report.pages.templates import Live, listed, page, part, write_page
+from ppbench.report.timeline.timelines import (
+    Group,
+    Timeline,
+    rivalry,
+    small,
+    steps_of,
+    timelines,
+)
 from ppbench.store import ReadOnce, Store
-from ppbench.store.sweeps import newest_sweep_note
+from ppbench.store.sweeps import SweepNote, newest_sweep_note
 
 _FRONT_PX = 210
+_MOST_SHOWN = 16
+"""Of more runs, the table of idle causes is folded."""
+_OTHERS = """\
+<ul class="answers">
+{% for sentence in sentences %}<li>{{ sentence }}</li>
+{% endfor %}</ul>"""
+_WORDS = """\
+<dl class="words">
+{% for name, text in words.items() %}<dt>{{ name }}</dt>
+<dd>{{ text }}</dd>
+{% endfor %}</dl>"""
+_ABOUT_MFU = (
+    "MFU is a share of the FLOP/s that matrix products reach on these ranks, which each launch "
+    "measures anew. Other work on the machine slows the one or the other, so MFU differs more "
+    "between launches than throughput does."
+)
+_OF_REPLICAS = "mean collectives between replicas that are alike, each replica's own mean costs, "
 
 
 def render_report(
@@ -73,125 +94,232 @@ def render_report(
     axes, store = varying_axes(runs), ReadOnce(store, runs["run_id"])
     measured_by = command  # a page of a sweep has itself the command that measured the runs
     if not command.startswith("ppbench sweep "):
-        sweeps = runs["sweep_id"].dropna().unique()
-        note = newest_sweep_note(store.folder, str(sweeps[0])) if len(sweeps) == 1 else None
+        note = _note_of(store, runs)
         measured_by = (note and note.command) or ""
     judged = judge(runs, axes, [store])
-    measured = ok_runs(runs)
-    conclusions = conclude(judged, runs, measured_by)
-    answers, picture = _idle_answers(store, measured, judged)
-    front = small = None
-    if (first := judged.first) is not None:
-        own = measured[
-            measured["case_id"].isin(first.case_ids) & measured["peak_memory_bytes"].notna()
-        ]
-        if len(own["case_id"].unique()) > 1:
-            front = pareto(Measured.of(store, own, first.axes), _FRONT_PX)
-        small = strips(store, runs, first)
-    whole, pairs = axis_answer(judged), ""
-    if whole is not None:
-        pairs = pairs_of(whole.names, whole.lead.changes, whole.arms)
-    elif first is not None and first.lead is not None:
-        names = [first.name(case) for _, case in first.cases.iterrows()]
-        pairs = pairs_of(names, first.lead.changes, first.arms)
-    peaks = runs.loc[runs["mfu"].notna(), "mfu_peak"].dropna()
-    cautions, groups = cautioned(runs, axes), failure_groups(failures(store, runs, axes))
-    num_failed = sum(len(group["failures"]) for group in groups)
-    drawn = []
-    if len(measured):
-        of_runs = Measured(store, measured, judged.of_runs, axes)
-        tried = [(chart, chart.draw(of_runs)) for chart in CHARTS.values()]
-        drawn = [(chart, drawing) for chart, drawing in tried if drawing is not None]
-    parts = idle_parts(measured, axes)
-    lines, line_groups = timelines(store, runs, axes)
-    options = "".join(f" {shlex.quote(word)}" for word in option_words(results=store.folder))
-    details = {
-        run: Detail(
-            f"detail-{run}",
-            f"Timeline of {line.name}",
-            macro("parts.html", "run_detail", line, run, options),
-        )
-        for run, line in lines.items()
-    }
-    damaged = store.damaged  # after all reading of the store
-    missing = Section("damaged", "Damaged files", [Text(damaged, "Left out")])
-    reproduce: list[Block] = [
+    conclusions, cautions = conclude(judged, runs, measured_by), cautioned(runs, axes)
+    lines, groups = timelines(store, runs, axes)
+    drawn = {f"timeline-{run_id}": line for run_id, line in lines.items()}
+    blocks: list[Block] = [*_answer(store, runs, judged, conclusions, drawn)]
+    filtered: list[Block] = [
+        filters(runs, axes),
+        *_charts(Measured(store, ok_runs(runs), judged.of_runs, axes), cautions),
+        *_causes(store, ok_runs(runs), judged),
+        *_timelines(runs, axes, groups, lines, drawn),
+        _runs(store, runs, axes, lines),
+    ]
+    if failed := failures(store, runs, axes, lines):
+        num = int((runs["status"] != "ok").sum())
+        counts = Text(failure_counts(runs), kind="sweep")
+        section = Section("failures", f"Failures ({num})", [counts, *failed], kind="holder")
+        filtered.append(section)
+    if cautions:
+        listed_here = [one.picture(is_listed=True) for one in cautions]
+        heading = f"Cautions ({len(cautions)})"
+        filtered.append(Section("cautions", heading, listed_here, kind="holder"))
+    words: list[Block] = [part("reading.html", has_replicas=bool((runs["replicas"] > 1).any()))]
+    if len(ok_runs(runs)):
+        words.append(Fold("The three definitions, by run", [bubbles(ok_runs(runs), axes)]))
+    origins: list[Block] = [
         *environments(runs),
         Text(verifications(runs), "Verified"),
         Code(command, "Command"),
     ]
     if sweep_text is not None:
-        named = " ".join(filter(None, ["Sweep file", common(runs, "sweep_file")]))
-        reproduce.append(Code(sweep_text, named))
-    sections = [
-        ("answer", "Answer", True),
-        ("pairs", "Pair by pair", pairs),
-        ("smaller", "With less memory", conclusions.smaller),
-        ("others", "Other settings", conclusions.others),
-        ("damaged", "Damaged files", damaged),
-        *((chart.name, chart.heading, True) for chart, _ in drawn),
-        ("causes", "Why ranks were idle", parts.rows.cells),
-        ("timelines", "Timelines", line_groups),
-        ("runs", "Runs", True),
-        ("failures", f"Failures ({num_failed})", num_failed),
-        ("cautions", f"Cautions ({len(cautions)})", cautions),
-        ("reading", "How to read this", True),
-        ("reproduce", "Environment and reproduction", True),
+        named_here = " ".join(filter(None, ["Sweep file", common(runs, "sweep_file")]))
+        origins.append(Code(sweep_text, named_here))
+    if store.damaged:  # after all reading of the store
+        blocks.append(Section("damaged", "Damaged files", [Text(store.damaged, "Left out")]))
+    blocks += [
+        *filtered,
+        Section("reading", "How to read this", words),
+        Section("reproduce", "Environment and reproduction", origins),
     ]
-    return render(
-        "report.html",
+    return page(
+        Result(blocks),
+        about_report(title, runs, conclusions.sentence.text),
+        origin(runs),
         assets=assets,
-        title=title,
         live=live,
-        about=about_report(title, runs, conclusions.sentence.text),
-        subtitle=origin(runs),
-        contents=[(name, heading) for name, heading, is_there in sections if is_there],
-        conclusions=conclusions,
-        # An MFU may refer to a peak that was measured, which differs from launch to launch.
-        measures_peak=any(str(peak).startswith("measured") for peak in peaks),
-        pictures={"front": front, "strips": small},
-        pairs=Markup(pairs),  # noqa: S704 - escaped where it was made
-        damaged=missing if damaged else None,
-        filters=filters(runs, axes),
-        cases=case_list(runs, axes),
-        cautions=cautions,
-        concerns={chart.name: [one.name for one in chart.concerns] for chart, _ in drawn},
-        num_cases=runs["case_id"].nunique(),
-        failures=groups,
-        failure_counts=failure_counts(runs),
-        summary=summary(runs, axes, details),
-        charts=drawn,
-        idle_parts=parts,
-        idle_answers=answers,
-        stragglers=picture,
-        timelines=lines,
-        groups=line_groups,
-        options=options,
-        rivalry=rivalry(axes).replace("_", " "),
-        has_replicas=bool((runs["replicas"] > 1).any()),
-        cases_of=dict(zip(runs["run_id"], runs["case_id"], strict=True)),
-        names={run["run_id"]: case_text(run, axes) for run in runs.to_dict("records")},
-        bubbles=bubbles(measured, axes),
-        reproduce=Section("reproduce", "Environment and reproduction", reproduce),
+        timelines=drawn,
+        has_contents=True,
     )
 
 
-def pairs_of(
-    names: Sequence[str], changes: Mapping[tuple[int, int], Change], arms: Sequence[int]
-) -> str:
-    """Draw how the first of these names compares with each other; empty where nothing is known.
+def _answer(
+    store: Store,
+    runs: pd.DataFrame,
+    judged: Judged,
+    conclusions: Conclusions,
+    drawn: dict[str, Timeline],
+) -> Iterator[Section]:
+    """Yield what is about the whole sweep: what to do, with pictures, and how it was judged."""
+    stated = Stated(dataclasses.replace(conclusions, others=()))
+    pictures, first, measured = list[Section](), judged.first, ok_runs(runs)
+    if first is not None:
+        own = measured[measured["case_id"].isin(first.arms) & measured["peak_memory_bytes"].notna()]
+        if len(own["case_id"].unique()) > 1:
+            heading = "Throughput against memory"
+            front = pareto(Measured.of(store, own, first.axes), _FRONT_PX)
+            pictures += [Section("", heading, [front.picture(heading)])] if front else []
+        both = [0] if first.rival is None else [0, first.rival_place]
+        medians = [median_run(measured, first.arms[place]) for place in both]
+        names = [first.names[place] for place in both]
+        with contextlib.suppress(StoreError, UsageError):
+            drawn["small"] = small(steps_of(store, medians, names))
+            heading = "One step of each" if len(both) > 1 else "One step"
+            pictures.append(Section("", heading, [drawn["small"].picture("small")]))
+    blocks: list[Block] = [stated, Section("", "", pictures, kind="pictures")]
+    if conclusions.notes:
+        how = [Text(conclusions.notes)]
+        blocks.append(Fold("How this was judged", how, kind="judged printed"))
+    yield Section("answer", "", blocks, kind="sweep")
+    if (shown := judged.whole or first) is not None and (pairs := pairs_of(shown)) is not None:
+        yield Section("pairs", "Pair by pair", [pairs], kind="sweep")
+    if conclusions.smaller:
+        yield Section("smaller", "With less memory", [Text(conclusions.smaller)], kind="sweep")
+    if conclusions.others:
+        why = "Cases that do other work, or on other numbers of ranks, are judged on their own."
+        graded = of_page(_OTHERS, sentences=[one.html for one in conclusions.others])
+        yield Section("others", "Other settings", [Text(why, kind="note"), graded], kind="sweep")
 
-    `arms` are the numbers that `changes` has for the names.
-    """
+
+def _charts(measured: Measured, cautions: Sequence[Carried]) -> Iterator[Section]:
+    for chart in CHARTS.values() if len(measured.runs) else ():
+        if (drawing := chart.draw(measured)) is not None:
+            names = {one.name for one in chart.concerns}
+            concerns = [one.picture(is_listed=False) for one in cautions if one.name in names]
+            blocks: list[Block] = [
+                Text(chart.note, kind="note"),
+                drawing.picture(chart.heading),
+                *concerns,
+                Text("No measurements for the selected cases.", kind="empty"),
+            ]
+            yield Section(chart.name, chart.heading, blocks, kind="figure")
+
+
+def _causes(store: Store, measured: pd.DataFrame, judged: Judged) -> Iterator[Section]:
+    """Yield why ranks were idle: of the best case in words, of each run in a table."""
+    explained = measured[with_parts(measured)]
+    if explained.empty:
+        return
+    parts, known = idle_parts(measured, judged.axes), set(explained["case_id"])
+    cases = [case_id for own in judged.judgements for case_id in own.arms if case_id in known]
+    blocks: list[Block] = []
+    run = median_run(explained, cases[0]) if cases else None
+    if run is not None:
+        edges, moved = (store.table(name, [run["run_id"]]) for name in ("edges", "collectives"))
+        first = f"{case_text(run, judged.axes)}: {headline(run, edges)}"
+        blocks.append(Text([first, *what_if(run, edges, moved)], kind="sweep"))
+    of_replicas = _OF_REPLICAS if (measured["replicas"] > 1).any() else ""
+    about = (
+        "Shares of rank-time, over all measured steps. The program is replayed with more and more "
+        "of the run's own times, and each part is the idle time that the next one adds: equal "
+        "stages and free transfers first, then the stages' mean costs, the channels' mean "
+        f"transfers, {of_replicas}each action's own time. Launch gaps are the rest, so the "
+        "parts add up exactly. This lists them by rank, with what-if estimates:"
+    )
+    explain = command_of("explain", "RUN", results=store.folder)
+    blocks += [Text(about, kind="note"), Code(explain)]
+    if run is not None and int(run["replicas"]) > 1:
+        with contextlib.suppress(StoreError):  # its spans are lost
+            run_id, found = stragglers_of_run(store, str(run["run_id"]))
+            more = command_of("stragglers", run_id, results=store.folder)
+            title = "S of each rank: how much longer it makes a step"
+            blocks += [
+                Text(cause_in_words(found), kind="sweep"),
+                Code(more, "More of it"),
+                heat_map(found.by_worker, title).picture("Who slows the replicas down"),
+            ]
+    is_short = len(parts.rows.cells) <= _MOST_SHOWN
+    blocks.append(Fold("By run", [parts], kind="printed", is_open=is_short))
+    yield Section("causes", "Why ranks were idle", blocks, kind="holder")
+
+
+def _timelines(
+    runs: pd.DataFrame,
+    axes: Axes,
+    groups: Sequence[Group],
+    lines: Mapping[str, Timeline],
+    drawn: dict[str, Timeline],
+) -> Iterator[Section]:
+    """Yield the timelines of rivals on one time axis; `drawn` gets those of several runs."""
+    cases_of = dict(zip(runs["run_id"], runs["case_id"], strict=True))
+    texts = {str(run["run_id"]): case_text(run, axes) for run in runs.to_dict("records")}
+    folds: list[Block] = []
+    for number, group in enumerate(groups, 1):
+        line, ids = group.timeline, group.timeline.run_ids
+        title = ", ".join(filter(None, [line.name, group.title]))
+        name, label = f"timeline-{ids[0]}", f"Timeline of {title}"
+        if len(ids) > 1 or ids[0] not in lines:
+            name, label = f"rivals-{number}", f"Timelines of {title}"
+            drawn[name] = line
+        many = f"{len(ids)} runs" if len(ids) > 3 else line.name if group.title else ""
+        causes = dict(zip(map(texts.get, ids), line.explanations, strict=True))
+        words = {case: text for case, text in causes.items() if text}
+        fold = Fold("Causes of the idle time", [of_page(_WORDS, words=words)])
+        folds.append(
+            Fold(
+                group.title or line.name,
+                [line.picture(name, label), *([fold] if words else [])],
+                note=" · ".join(filter(None, [many, line.facts])) or " ",
+                kind="timeline",
+                is_open=group.is_open,
+                cases=[cases_of[run_id] for run_id in ids],
+            )
+        )
+    if folds:
+        rivals = rivalry(axes).replace("_", " ")
+        about = (
+            f"The median step of each run; runs that differ only in {rivals} share a time axis, "
+            "even if filters exclude some of them. Click into one, then the wheel zooms; drag to "
+            "move, double-click to reset, click a name to hide it."
+        )
+        yield Section("timelines", "Timelines", [Text(about, kind="note"), *folds], kind="holder")
+
+
+def _runs(store: Store, runs: pd.DataFrame, axes: Axes, lines: Mapping[str, Timeline]) -> Section:
+    """Return the table of runs, whose rows open their timelines."""
+    details, folder = {}, store.folder
+    for run_id, line in lines.items():
+        again = {"drawn alone": f"timeline {run_id}", "what is stored": f"show {run_id}"}
+        if not line.is_failed:
+            plan = f"timeline {run_id} --planned"
+            again = {"beside its plan": plan, "by rank": f"explain {run_id}"}
+        opened: list[Block] = [
+            named(line.name, line.facts),
+            *(Text(text, kind="explanation") for text in line.explanations if text),
+            line.picture(f"timeline-{run_id}"),
+            *(Code(command_of(*w.split(), results=folder), what) for what, w in again.items()),
+        ]
+        html = Result(opened).html()
+        details[run_id] = Detail(f"detail-{run_id}", f"Timeline of {line.name}", html)
+    blocks: list[Block] = [summary(runs, axes, details)]
+    # An MFU may refer to a peak that was measured, which differs from launch to launch.
+    peaks = runs.loc[runs["mfu"].notna(), "mfu_peak"].dropna()
+    if any(str(peak).startswith("measured") for peak in peaks):
+        blocks.append(Text(_ABOUT_MFU, kind="note"))
+    return Section("runs", "Runs", blocks)
+
+
+def median_run(runs: pd.DataFrame, case_id: str) -> pd.Series:
+    """Return the launch of a case with the median throughput, or the lower of the middle two."""
+    own = runs[runs["case_id"] == case_id].sort_values("tokens_per_s", kind="stable")
+    return own.iloc[(own["tokens_per_s"].notna().sum() - 1) // 2]
+
+
+def pairs_of(judgement: Judgement) -> Intervals | None:
+    """Draw how the one to take compares with each other; None where nothing is known."""
+    first, *others = judgement.names
     rows = {
-        name: [changes[arms[0], arm]]
-        for name, arm in zip(names[1:], arms[1:], strict=True)
-        if (arms[0], arm) in changes
+        name: [change]
+        for place, name in enumerate(others, 1)
+        if (change := judgement.change(0, place)) is not None
     }
     if not any(change.has_interval for (change,) in rows.values()):
-        return ""
-    caption = f"Tokens/s of {names[0]} against each other case, with 95\u00a0% intervals."
-    return Intervals([METRICS[SPEED]], rows, caption).html()
+        return None
+    caption = f"Tokens/s of {first} against each other case, with 95\u00a0% intervals."
+    return Intervals([METRICS[SPEED]], rows, caption)
 
 
 def write_report(
@@ -225,8 +353,7 @@ def report_runs(
     command = command_of("report", *names, results=store.folder, output=output)
     if names:
         runs = store.named(names).sort_values("run_id")
-        sweeps = runs["sweep_id"].dropna().unique()
-        note = newest_sweep_note(store.folder, str(sweeps[0])) if len(sweeps) == 1 else None
+        note = _note_of(store, runs)
     else:
         sweep = store.last_sweep()
         runs, note = sweep.runs, sweep.note
@@ -244,25 +371,7 @@ def report_runs(
     return path
 
 
-def _idle_answers(
-    store: Store, runs: pd.DataFrame, judged: Judged
-) -> tuple[list[str], Picture | None]:
-    """Explain the idle time of the best case that stores its causes; draw who slows it down."""
-    explained = runs[with_parts(runs)]
-    known = set(explained["case_id"])
-    cases = [case_id for own in judged.judgements for case_id in own.case_ids if case_id in known]
-    if not cases:
-        return [], None
-    run = median_run(explained, cases[0])
-    edges, moved = (store.table(name, [run["run_id"]]) for name in ("edges", "collectives"))
-    first = f"{case_text(run, judged.axes)}: {headline(run, edges)}"
-    answers = [first, *what_if(run, edges, moved)]
-    if int(run["replicas"]) == 1:
-        return answers, None
-    try:
-        run_id, found = stragglers_of_run(store, str(run["run_id"]))
-    except StoreError:  # its spans are lost
-        return answers, None
-    more = command_of("stragglers", run_id, results=store.folder)
-    answers.append(f"{cause_in_words(found)} More of it: {more}")
-    return answers, heat_map(found.by_worker, "S of each rank: how much longer it makes a step")
+def _note_of(store: Store, runs: pd.DataFrame) -> SweepNote | None:
+    """Return what is noted of the sweep that all these runs are of, if there is one."""
+    sweep = common(runs, "sweep_id")
+    return newest_sweep_note(store.folder, sweep) if sweep else None

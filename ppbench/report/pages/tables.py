@@ -5,33 +5,45 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 from pandas.api.types import is_bool, is_number
 
 from ppbench.cautions import Caution
 from ppbench.config.case import UNKNOWN
 from ppbench.config.kinds import VARIABLE
-from ppbench.display.cases import INTERVAL, Axes, Row, case_text, cautions_of
-from ppbench.display.document import Block, Fold
+from ppbench.display.cases import INTERVAL, Axes, case_text, cautions_of
+from ppbench.display.document import Block, Fold, Picture, Section, of_page
 from ppbench.display.explanation import OF_REPLICAS, PART_NAMES, with_parts
 from ppbench.display.fields import Field, field_of
 from ppbench.display.replicas import MOST_ROWS
-from ppbench.display.rows import Rows, Written
+from ppbench.display.rows import Rows
 from ppbench.display.tables import Detail, Table
-from ppbench.display.units import MISSING, counted, held_share, is_missing
+from ppbench.display.units import counted, held_share, is_missing
 from ppbench.errors import first_line, shortened
-from ppbench.report.timeline.timelines import failed_replica
+from ppbench.report.pages.templates import part
+from ppbench.report.scripts import script_json
+from ppbench.report.timeline.timelines import Timeline, failed_replica
 from ppbench.run.failures.post_mortem import in_words
 from ppbench.store import Store
 
 NOT_GIVEN = "none"
+_CAUTION = """\
+<details class="{{ "caution holder" if is_listed else "concern" }}" \
+data-caution="{{ caution.name }}">
+<summary><strong>{{ caution.name }}</strong> <span class="carriers">{{ caution.cases | length }}\
+</span> of <span class="total">{{ caution.num_cases }}</span> \
+{{ "case" if caution.num_cases == 1 else "cases" }}</summary>
+<p>{{ caution.remedy }}{% if not is_listed %} <a href="#cautions">Which cases</a>{% endif %}</p>
+{% if is_listed %}<ul>
+{% for case_id, case in caution.cases %}<li data-cases="{{ case_id }}">{{ case }}</li>
+{% endfor %}</ul>
+{% endif %}</details>"""
 _DIGITS = re.compile(r"[0-9]+")
 _SHORT = 40  # characters of a value in a filter; hovering shows it in full
 _SUMMARY = (
     "tokens_per_s",
+    "interval",
     "step_ns",
     "planned_step_ns",
     "bubble_fraction",
@@ -48,6 +60,7 @@ _BUBBLES = (
     "bubble_max_stage_span",
     "bubble_fraction_theory",
 )
+_INTERVAL = Field("95 %", meaning="interval of the median over the run's own steps", is_number=True)
 _PARTS = (
     "bubble_mean",
     *(f"bubble_{part}" for part in PART_NAMES),
@@ -62,13 +75,21 @@ def summary(runs: pd.DataFrame, axes: Axes, details: Mapping[str, Detail]) -> Ta
 
     `details` are what the page opens below a run, by its id.
     """
-    rows = runs.to_dict("records")
-    figures = [name for name in _SUMMARY if any(_value(run, name) != _NONE for run in rows)]
-    if figures[:1] == ["tokens_per_s"] and any(str(_value(run, "interval")) for run in rows):
-        figures.insert(1, "interval")
+    cell = field_of("tokens_per_s").cell
+
+    def interval(run: pd.Series) -> str | None:
+        low, high = (run[end] for end in INTERVAL)
+        return None if is_missing(low) else f"{cell(low)} to {cell(high)}"
+
+    runs = runs.assign(
+        held=runs.apply(held_share, axis=1),
+        interval=runs.apply(interval, axis=1),
+        cautions=runs["cautions"].fillna("").str.replace(",", ", "),
+    )
+    figures = [name for name in _SUMMARY if runs[name].notna().any()]
     table = _table("Runs", ["status", *figures, "cautions"], runs, axes)
     shown = [details.get(str(run)) for run in runs["run_id"]] if details else []
-    return replace(table, details=shown)
+    return replace(table, details=shown, searched="runs")
 
 
 def bubbles(runs: pd.DataFrame, axes: Axes) -> Table:
@@ -87,26 +108,29 @@ def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
 
 def _table(name: str, columns: Sequence[str], runs: pd.DataFrame, axes: Axes) -> Table:
     """Return a row per run: its varying settings, its launch if it has several, these columns."""
-    fields = {}
-    for axis in axes:
-        has_numbers = all(place_of(value) is not None for value in runs[axis])
-        fields[axis] = replace(field_of(axis), is_number=has_numbers)
-    names = [*(["launch"] if len(runs["launch"].unique()) > 1 else []), *columns]
-    fields |= {column: _INTERVAL if column == "interval" else field_of(column) for column in names}
-    rows = [
-        {axis: Written(place_of(run[axis]), str(run[axis])) for axis in axes}
-        | {column: _value(run, column) for column in names}
-        for run in runs.to_dict("records")
-    ]
+    launch = ["launch"] if len(runs["launch"].unique()) > 1 else []
+    fields = {column: field_of(column) for column in (*axes, *launch, *columns)}
+    fields |= {"interval": _INTERVAL} if "interval" in columns else {}
     cases = [str(case) for case in runs["case_id"]]
-    return Table(Rows.of_records(rows), fields, name=name, cases=cases)
+    return Table(Rows.of(runs[list(fields)]), fields, name=name, cases=cases)
 
 
-def cautioned(runs: pd.DataFrame, axes: Axes) -> list[dict[str, object]]:
-    """Return the `name` of every caution that a run carries, in order of severity.
+@dataclass(frozen=True)
+class Carried:
+    """A caution, with the ids and the names of the cases that carry it, of so many."""
 
-    With it are its `remedy`, and the id and the name of each of the `cases` that carry it.
-    """
+    name: str
+    remedy: str
+    cases: Sequence[tuple[str, str]]
+    num_cases: int
+
+    def picture(self, *, is_listed: bool) -> Picture:
+        """Return what a page says of it: with the cases, or beside a chart that it concerns."""
+        return of_page(_CAUTION, caution=self, is_listed=is_listed)
+
+
+def cautioned(runs: pd.DataFrame, axes: Axes) -> list[Carried]:
+    """Return every caution that a run carries, in order of severity."""
     carriers: dict[str, dict[tuple[str, str], None]] = {}
     for run in runs[runs["cautions"].fillna("").ne("")].to_dict("records"):
         for name in cautions_of(run):
@@ -114,27 +138,12 @@ def cautioned(runs: pd.DataFrame, axes: Axes) -> list[dict[str, object]]:
             carriers.setdefault(name, {})[case] = None
     remedies = {caution.name: caution.remedy for caution in Caution}
     unknown = "Unknown to this version of ppbench; a newer version wrote it."
+    num_cases = int(runs["case_id"].nunique())
     return [
-        {"name": name, "remedy": remedies.get(name, unknown), "cases": list(carriers[name])}
+        Carried(name, remedies.get(name, unknown), list(carriers[name]), num_cases)
         for name in dict.fromkeys([*remedies, *carriers])
         if name in carriers
     ]
-
-
-_NONE = Written(None, MISSING)
-_INTERVAL = Field("95 %", meaning="interval of the median over the run's own steps", is_number=True)
-
-
-def _value(run: Row, column: str) -> object:
-    """What a cell of the column shows of a run."""
-    if column == "interval":
-        ends = [run.get(end) for end in INTERVAL]
-        texts = (field_of(name).cell(end) for name, end in zip(INTERVAL, ends, strict=True))
-        return Written(None, "") if is_missing(ends[0]) else Written(ends[0], " to ".join(texts))
-    if column == "cautions":
-        return ", ".join(cautions_of(run))
-    value = held_share(run) if column == "held" else run.get(column)
-    return _NONE if is_missing(value) else value
 
 
 def value_text(value: object) -> str:
@@ -145,11 +154,10 @@ def value_text(value: object) -> str:
     return NOT_GIVEN if text in ("[]", "None", "nan") else text
 
 
-def filters(runs: pd.DataFrame, axes: Axes) -> list[dict[str, Any]]:
-    """Return the `axis`, the `heading` and the `choices` of a filter per varying axis.
+def filters(runs: pd.DataFrame, axes: Axes) -> Picture:
+    """Return a filter for each varying axis, and the values of each case for the page's script.
 
-    A choice is a value as `text`, as `shown`, and its `num_cases`. Numbers are sorted, words are in
-    the order of the runs.
+    Numbers are sorted, words are in the order of the runs. A long value is shown shortened.
     """
     cases, found = runs.drop_duplicates("case_id"), []
     for axis in axes:
@@ -163,16 +171,11 @@ def filters(runs: pd.DataFrame, axes: Axes) -> list[dict[str, Any]]:
             for text in texts
         ]
         found.append({"axis": axis, "heading": field_of(axis).heading, "choices": choices})
-    return found
-
-
-def case_list(runs: pd.DataFrame, axes: Axes) -> list[Mapping[str, object]]:
-    """Return every case with the text of its value on each axis, for the page's script."""
-    cases = runs.drop_duplicates("case_id")
-    return [
+    values = [
         {"case_id": str(case["case_id"]), "axes": {axis: value_text(case[axis]) for axis in axes}}
         for case in cases[["case_id", *axes]].to_dict("records")
     ]
+    return part("filters.html", filters=found, cases=script_json(values))
 
 
 def place_of(value: object) -> float | None:
@@ -182,57 +185,63 @@ def place_of(value: object) -> float | None:
     return float(str(value)) if is_number(value) and not is_bool(value) else None
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A failed run: its headline and its full error."""
+def failures(
+    store: Store, runs: pd.DataFrame, axes: Axes, lines: Mapping[str, Timeline]
+) -> list[Section]:
+    """Return the runs whose status is not `ok` by their cause, which that of most runs begins.
 
-    run_id: str
-    case_id: str
-    case: str
-    status: str
-    rank: str  # `rank 1`; empty if it is unknown or in the headline
-    headline: str
-    error: str  # empty if the headline says it all
-    flight: str  # what its ranks were doing, as HTML
-
-
-def failures(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Failure]:
-    """Return the runs whose status is not `ok`."""
-    failed = []
+    A cause is the status and the error's headline without its numbers. `lines` are the timelines of
+    runs by their ids.
+    """
+    groups: dict[tuple[str, str], list[tuple[pd.Series, str, str]]] = {}
     for _, run in runs[runs["status"] != "ok"].iterrows():
         error = "" if is_missing(run["error"]) else str(run["error"]).strip()
         headline = first_line(error) or "no error was recorded"
-        rank = "" if is_missing(run["error_rank"]) else f"rank {int(run['error_rank'])}"
-        failed.append(
-            Failure(
-                str(run["run_id"]),
-                str(run["case_id"]),
-                case_text(run, axes),
-                str(run["status"]),
-                "" if rank in headline else rank,
-                headline,
-                error if error != headline else "",
-                Markup("\n".join(block.html() for block in flight_of(store, run))),  # noqa: S704
-            )
-        )
-    return failed
+        cause = str(run["status"]), _DIGITS.sub("#", headline)
+        groups.setdefault(cause, []).append((run, headline, error if error != headline else ""))
+    found = []
+    for (status, _), members in sorted(groups.items(), key=lambda group: -len(group[1])):
+        cases = [str(run["case_id"]) for run, *_ in members]
+        every = [_failed(store, *member, axes, lines) for member in members]
+        blocks = every[0]
+        if len(every) > 1:
+            each = [
+                Section("", "", own, kind="member", cases=[case])
+                for own, case in zip(every, cases, strict=True)
+            ]
+            first = named(status, f"{len(every)} runs: {members[0][1]}")
+            blocks = [first, Fold("Each of them", each)]
+        distinct = list(dict.fromkeys(cases))
+        found.append(Section("", "", blocks, kind="failure", cases=distinct))
+    return found
 
 
-def failure_groups(failures: Sequence[Failure]) -> list[dict[str, Any]]:
-    """Group failures by cause: the status and the headline without its numbers, most runs first."""
-    members: dict[tuple[str, str], list[Failure]] = {}
-    for failure in failures:
-        cause = failure.status, _DIGITS.sub("#", failure.headline)
-        members.setdefault(cause, []).append(failure)
-    return [
-        {
-            "status": own[0].status,
-            "headline": own[0].headline,
-            "failures": own,
-            "case_ids": list(dict.fromkeys(failure.case_id for failure in own)),
-        }
-        for own in sorted(members.values(), key=len, reverse=True)
-    ]
+def _failed(
+    store: Store,
+    run: pd.Series,
+    headline: str,
+    error: str,
+    axes: Axes,
+    lines: Mapping[str, Timeline],
+) -> list[Block]:
+    """Return what a failed run left behind: what its ranks were doing, and the whole error."""
+    run_id, case = str(run["run_id"]), case_text(run, axes)
+    rank = "" if is_missing(run["error_rank"]) else f"rank {int(run['error_rank'])}"
+    where = f", {rank}" if rank and rank not in headline else ""
+    doing, line = flight_of(store, run), lines.get(run_id)
+    if line is not None:
+        doing.append(line.picture(f"timeline-{run_id}", f"Last actions of {case}"))
+    blocks: list[Block] = [named(str(run["status"]), f"{case}{where}: {headline}")]
+    blocks += [Fold("What each rank was doing", doing)] if doing else []
+    if error:
+        text = of_page('<pre class="error-text">{{ error }}</pre>', error=error)
+        blocks.append(Fold("Full error", [text]))
+    return blocks
+
+
+def named(name: str, text: str) -> Picture:
+    """Return a line that begins with a name."""
+    return of_page("<p><strong>{{ name }}</strong> {{ text }}</p>", name=name, text=text)
 
 
 def failure_counts(runs: pd.DataFrame) -> str:
@@ -254,15 +263,7 @@ def flight_of(store: Store, run: pd.Series) -> list[Block]:
     own = pd.Series(data=True, index=texts.index)
     if len(texts) > MOST_ROWS and "replica" in texts:
         own = texts["replica"].eq(failed_replica(table))
-    rows = [
-        Rows.of_records(
-            [
-                {str(name): _NONE if is_missing(value) else value for name, value in row.items()}
-                for row in texts[is_in].to_dict("records")
-            ]
-        )
-        for is_in in (own, ~own)
-    ]
+    rows = [Rows.of(texts[is_in]) for is_in in (own, ~own)]
     name = f"What each rank was doing, run {run['run_id']}"
     blocks: list[Block] = [Table(rows[0], name=name)]
     if rows[1].cells:

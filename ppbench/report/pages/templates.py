@@ -15,18 +15,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
 
 from ppbench.console import note
-from ppbench.display.commands import from_anywhere
-from ppbench.display.document import Block, Result, Section, Text
+from ppbench.display.document import Block, Picture, Result, Section, Text
 from ppbench.display.fields import Field
 from ppbench.display.formats import Assets
 from ppbench.display.rows import Rows, Written
@@ -45,12 +45,15 @@ from ppbench.report.pages.provenance import (
     read_about,
 )
 from ppbench.report.scripts import (
+    PLOTTED,
     check_shareable,
     library,
-    script_json,
     shared_name,
     write_shared,
 )
+
+if TYPE_CHECKING:
+    from ppbench.report.timeline.timelines import Timeline
 
 _TEMPLATES = Path(__file__).parents[1] / "templates"
 
@@ -63,11 +66,11 @@ class Live:
     written: str  # the time of the write, UTC
 
 
-def render(template: str, *, assets: Assets = Assets.inline, **values: object) -> str:
-    """Fill in a template; text is escaped unless a filter here marks it as safe."""
-    shared = shared_name() if assets is Assets.shared else ""
-    defaults: dict[str, object] = {"shared_library": shared, "live": None}
-    return environment().get_template(template).render(defaults | values)
+_SCRIPTS = (
+    *("unpack", "columns", "spans", "paint", "timeline", "replicas", "steering"),
+    *("points", "charts", "figures", "tables", "history", "filters", "page", "copying"),
+)
+"""The scripts of a page that draws; without, tables are sorted and commands copied."""
 
 
 def page(
@@ -75,19 +78,45 @@ def page(
     about: About,
     subtitle: str = "",
     *,
-    template: str = "plain.html",
     assets: Assets = Assets.inline,
-    **values: object,
+    live: Live | None = None,
+    timelines: Mapping[str, Timeline] | None = None,
+    has_contents: bool = False,
 ) -> str:
-    """Return the document of a command as a page of its own; the plain one has no chart."""
-    content = Markup(result.html())  # noqa: S704 - the blocks escape what others wrote
-    facts = {"title": about.title, "about": about, "subtitle": subtitle, "content": content}
-    return render(template, assets=assets, **facts, **values)
+    """Return the document of a command as a page of its own.
+
+    `timelines` are those that it draws, by their names; a page of tables alone has None.
+    """
+    content = result.html()
+    has_charts = f'class="{PLOTTED}"' in content
+    sections = [one for one in result.blocks if isinstance(one, Section) and one.name]
+    contents = [(one.name, one.heading or one.name.capitalize()) for one in sections]
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=about.title,
+            about=about,
+            subtitle=subtitle,
+            live=live,
+            contents=contents if has_contents else [],
+            content=Markup(content),  # noqa: S704 - the blocks escape what others wrote
+            timelines=timelines or {},
+            has_charts=has_charts,
+            shared_library=shared_name() if assets is Assets.shared else "",
+            scripts=("tables", "copying") if timelines is None else _SCRIPTS,
+        )
+    )
+
+
+def part(template: str, **values: object) -> Picture:
+    """Return a part of a page that is a template of its own."""
+    return Picture(of_page=_environment().get_template(template).render(values))
 
 
 @cache
-def environment() -> jinja2.Environment:
-    """Return the templates, with `plotly_js` and the filters that embed figures."""
+def _environment() -> jinja2.Environment:
+    """Return the templates, with `plotly_js`."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -96,15 +125,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.globals["plotly_js"] = Markup(library())  # noqa: S704 - plotly's own, not user text
-    made.filters["script_json"] = script_json
-    made.filters["here"] = from_anywhere
     return made
-
-
-def macro(template: str, name: str, *values: object, **options: object) -> str:
-    """Return what a macro of a template writes of these values."""
-    module = environment().get_template(template).module
-    return str(vars(module)[name](*values, **options))
 
 
 def write_page(path: Path, text: str, option: str = "-o", assets: Assets = Assets.inline) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.display.cases import Axes, case_text, cautions_of, varying_axes
-from ppbench.display.document import Block, Code, Facts, Picture, Result, Section, Text
+from ppbench.display.document import Block, Code, Facts, Result, Section, Text
 from ppbench.display.fields import figure
 from ppbench.display.formats import Assets
 from ppbench.display.units import (
@@ -27,7 +27,7 @@ from ppbench.errors import shortened
 from ppbench.report.charts.levels import memory_over_time
 from ppbench.report.pages.provenance import CLIPPED, TIMELINE, About, about_runs
 from ppbench.report.pages.tables import flight_of
-from ppbench.report.pages.templates import listed, macro, page, write_page
+from ppbench.report.pages.templates import listed, page, write_page
 from ppbench.report.timeline.timelines import Timeline, planned, timeline
 from ppbench.store import Store
 
@@ -92,41 +92,46 @@ def write_timeline(
         levels = store.table("memory", [run_id])
         if not levels.empty:
             drawing = memory_over_time(levels, store.table("ranks", [run_id]))
-            chart = macro("parts.html", "panels", drawing, f"Memory over a step of {name}")
-            drawn: list[Block] = [Text(_ABOUT_MEMORY, is_note=True), Picture(of_page=chart)]
+            chart = drawing.picture(f"Memory over a step of {name}")
+            drawn: list[Block] = [Text(_ABOUT_MEMORY, kind="note"), chart]
             memories.append(Section("", f"Memory, {name}", drawn, kind="memory"))
     if len(memories) == 1:
         memories = [dataclasses.replace(memories[0], heading="Memory")]
     damaged = store.damaged  # after all reading of the store
     first = [Section("damaged", "Damaged files", [Text([*damaged], "Left out")])] if damaged else []
-    text = _page_of(
-        line,
-        [*first, _drawn(line, has_flight=has_flight), *sections, *memories],
-        about_runs(TIMELINE, line.name, runs),
-        assets=assets,
-        has_charts=bool(memories),
-    )
+    result = Result([*first, _drawn(line, has_flight=has_flight), *sections, *memories])
+    about, drawn_here = about_runs(TIMELINE, line.name, runs), {"timeline": line}
+    text = page(result, about, line.facts, assets=assets, timelines=drawn_here)
     write_page(path, text, assets=assets)
 
 
 def _drawn(line: Timeline, *, has_flight: bool = False) -> Section:
     """The timeline, and how to read it."""
-    drawn = macro("parts.html", "shown_timeline", line, f"Timeline of {line.name}", "timeline")
-    note = macro("parts.html", "timeline_reading", line, has_flight)
-    picture = Picture(of_page=f"{drawn}\n{macro('parts.html', 'timeline_meta', line, 'timeline')}")
-    return Section("", "", [picture, Picture(of_page=note)], kind="timeline timeline-page")
-
-
-def _page_of(
-    line: Timeline,
-    blocks: Sequence[Block],
-    about: About,
-    *,
-    assets: Assets = Assets.inline,
-    has_charts: bool = False,
-) -> str:
-    rest = {"timeline": line, "has_charts": has_charts}
-    return page(Result(blocks), about, line.facts, template="timeline.html", assets=assets, **rest)
+    lanes = (
+        "The thick lane of a rank shows its compute, labelled with the microbatch; the thin lanes "
+        "are its sends and receives, lighter while one end waits for the other"
+    )
+    if line.is_of_replicas:
+        lanes += (
+            ", and the collectives of its replicas, lighter until the slowest has come; the menu "
+            "shows the other replicas, and each rank of all of them"
+        )
+    lanes += ". If a rank has several stages, the later ones are lighter."
+    words = [lanes, "Idle time has the colour of its cause."]
+    if line.is_in_a_row:
+        words.append(
+            "Between the lines is the step of the heading, with all its idle time; each rank "
+            "begins it when it has ended the one before. The paler steps are those before and "
+            "after it."
+        )
+    path = "" if line.is_failed else " or to show the critical path"
+    words.append(f"Click a name to hide it{path}.")
+    if has_flight:
+        words.append(
+            "Hatched actions were never finished; hover over them to see what the rank waited for."
+        )
+    blocks: list[Block] = [line.picture("timeline"), Text(" ".join(words), kind="note")]
+    return Section("", "", blocks, kind="timeline timeline-page")
 
 
 def timeline_of_runs(
@@ -165,15 +170,11 @@ def run_names(runs: pd.DataFrame) -> list[str]:
     return [f"{text}, {run_id}" if again else text for text, run_id, again in named]
 
 
-def write_plan(
-    path: Path, spans: pd.DataFrame, *, title: str, subtitle: str, facts: Mapping[str, str]
-) -> None:
-    """Write a page with the Gantt chart of a simulated step.
-
-    Raises StoreError if the file cannot be written.
-    """
+def planned_page(
+    spans: pd.DataFrame, *, title: str, subtitle: str, facts: Mapping[str, str]
+) -> str:
+    """Return a page with the Gantt chart of a simulated step."""
     line = planned(spans, title, subtitle)
-    blocks = [_drawn(line), Section("", "", [Facts(facts)], kind="run")]
-    write_page(
-        path, _page_of(line, blocks, About(TIMELINE, shortened(title, CLIPPED))), option="-o"
-    )
+    result = Result([_drawn(line), Section("", "", [Facts(facts)], kind="run")])
+    about = About(TIMELINE, shortened(title, CLIPPED))
+    return page(result, about, line.facts, timelines={"timeline": line})

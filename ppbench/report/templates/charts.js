@@ -1,5 +1,4 @@
 // A chart: a small figure of plotly per panel, in a grid that the style sheet lays out, below one legend.
-"use strict";
 
 class Chart {
   static CONFIG = { displayModeBar: false };

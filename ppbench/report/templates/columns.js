@@ -1,5 +1,4 @@
 // The columns of a timeline's kinds, as drawing.py packs them, and what is asked of them.
-"use strict";
 
 // Rows are compared; those of steps below others are fractions.
 const rowKey = (row) => Math.round(row * 1e6) / 1e6;

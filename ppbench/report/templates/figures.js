@@ -1,5 +1,4 @@
 // Draws a page's charts and timelines when they become visible, in its colours and width, for the selected cases.
-"use strict";
 
 const figures = (() => {
   let selected = null; // ids of cases; null selects all

@@ -8,7 +8,6 @@
   const axes = Object.keys(cases[0]?.axes ?? {});
   const boxes = [...document.querySelectorAll("#filters input[type=checkbox]")];
   const finder = document.getElementById("find");
-  const runs = document.querySelector("#runs table");
   const chosen = new Map(axes.map((axis) => [axis, new Set()])); // an empty set selects everything
 
   const passes = ({ axes: values }, except) => axes.every((axis) => (
@@ -97,14 +96,13 @@
 
   const names = new Map([...document.querySelectorAll("section.figure > .chart")].map((div) => (
     [div, div.getAttribute("aria-label")])));
-  const showCount = () => { document.getElementById("num-runs").textContent = tables.count(runs); };
 
   function apply() {
     const selected = isFiltered() ? new Set(cases.filter((item) => passes(item)).map((item) => item.case_id)) : null;
     showChoices();
     showSentence(selected);
     showEntries(selected);
-    showCount();
+    tables.count();
     figures.select(selected);
   }
 
@@ -127,11 +125,6 @@
     requestAnimationFrame(() => requestAnimationFrame(() => { style.overflowAnchor = ""; }));
   }
 
-  function find() {
-    tables.search(runs, finder.value);
-    showCount();
-  }
-
   for (const box of boxes) {
     box.addEventListener("change", () => {
       chosen.get(box.dataset.axis)[box.checked ? "add" : "delete"](box.value);
@@ -150,8 +143,8 @@
   document.querySelectorAll("#clear, #nothing button, #hidden-answer button").forEach((button) => {
     button.addEventListener("click", () => clear(axes));
   });
-  finder.addEventListener("input", () => { find(); write(); });
-  const restore = () => { read(); find(); apply(); };
+  finder.addEventListener("input", write);
+  const restore = () => { read(); tables.search(); apply(); };
   addEventListener("hashchange", restore);
 
   // A list of many values opens over the page, and closes on a click elsewhere or Escape.

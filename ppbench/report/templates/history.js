@@ -1,5 +1,4 @@
-// The page of a history: a click on a mark of a chart opens the row of its commit or change; the list of
-// series can be searched.
+// The page of a history: a click on a mark of a chart opens the row of its commit or change.
 
 (() => {
   // A line through the chart marks what was opened last.
@@ -34,19 +33,10 @@
     });
   });
 
-  const finder = document.getElementById("find");
-  const rows = [...document.querySelectorAll("#list tbody tr")];
-  finder?.addEventListener("input", () => {
-    tables.search(document.querySelector("#list table"), finder.value);
-    for (const row of rows) {
+  // The search of the list leaves out the series themselves, too.
+  document.getElementById("find")?.addEventListener("input", () => {
+    for (const row of document.querySelectorAll("#list tbody tr")) {
       document.getElementById(row.dataset.cases).classList.toggle("unselected", row.matches(".unmatched"));
     }
-    const num = rows.filter((row) => !row.matches(".unmatched")).length;
-    document.getElementById("num-series").textContent = num === rows.length ? "" : `${num} of ${rows.length} series`;
-    document.getElementById("nothing").hidden = num > 0;
-  });
-  document.querySelector("#nothing button")?.addEventListener("click", () => {
-    finder.value = "";
-    finder.dispatchEvent(new Event("input"));
   });
 })();

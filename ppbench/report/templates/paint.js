@@ -1,7 +1,6 @@
 // Draws timelines on canvases. A canvas shows as many bars as fit on the screen without an element for any.
 // A `plane` says where things lie: { left, width, start, end, top, rowPx, height, offset }, where `offset` is how
 // far down the canvas begins.
-"use strict";
 
 const xAt = (plane, time) => plane.left + ((time - plane.start) / (plane.end - plane.start)) * plane.width;
 const yAt = (plane, row) => (row - plane.top) * plane.rowPx - plane.offset;

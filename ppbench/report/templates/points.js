@@ -1,7 +1,6 @@
 // What is drawn of a chart: the points of the selected cases, at the places that are left, on one scale.
 // Pure but for the chart that is passed, which is changed. The `ids` of a trace name the case of each
 // point; a number after a slash distinguishes the points of a case.
-"use strict";
 
 // A value of a trace with only the kept points: every array with an entry per point is thinned.
 function thinned(value, keep) {

@@ -1,5 +1,4 @@
 // A timeline of replicas shows the ranks of one of them, the slowest at first, or one rank of all of them.
-"use strict";
 
 // The rows that are shown, from top to bottom, each with its step, its rank and its replica.
 function rowsShown({ meta: { replicas }, choice = { replica: replicas.shown } }) {

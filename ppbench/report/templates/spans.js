@@ -1,6 +1,5 @@
 // What a timeline's marks are: their names and texts, the search, messages and busy times.
 // A span is named by { kind, n }: the number of its kind, and of the mark in the kind's columns.
-"use strict";
 
 const ARRIVES_AS = { SEND_F: "RECV_F", SEND_B: "RECV_B" };
 // The sends of what an action brings in, and of what it gives away.

@@ -1,5 +1,4 @@
 // The controls of a timeline: its elements, and what mouse, wheel, touch and keys do.
-"use strict";
 
 const PARTS = `
   <div class="tl-tools">

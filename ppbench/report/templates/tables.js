@@ -29,19 +29,24 @@ const tables = (() => {
     table.tBodies[0].append(...rows.flat());
   }
 
-  // A row matches if each word is in some cell.
-  function search(table, text) {
-    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const row of rowsOf(table)) {
+  // The search leaves the rows that have each of its words in some cell, and says how many these are.
+  const finder = document.getElementById("find");
+  const searched = finder?.closest(".tools").nextElementSibling.querySelector("table");
+
+  function search() {
+    const words = finder.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of rowsOf(searched)) {
       const shown = [...row.cells].map((cell) => cell.textContent).join("\n").toLowerCase();
       row.classList.toggle("unmatched", !words.every((word) => shown.includes(word)));
     }
+    count();
   }
 
-  function count(table) {
-    const rows = rowsOf(table);
+  function count() {
+    const rows = rowsOf(searched);
     const shown = rows.filter((row) => !row.matches(".unmatched, .unselected")).length;
-    return shown === rows.length ? `${rows.length} runs` : `${shown} of ${rows.length} runs`;
+    const what = `${rows.length} ${finder.placeholder.split(" ").at(-1)}`;
+    document.getElementById("found").textContent = shown === rows.length ? what : `${shown} of ${what}`;
   }
 
   function toggle(button) {
@@ -64,5 +69,9 @@ const tables = (() => {
       if (!target.closest("a, button, input") && getSelection().isCollapsed) toggle(button);
     });
   });
+  if (finder) {
+    finder.addEventListener("input", search);
+    count();
+  }
   return { search, count };
 })();

@@ -1,6 +1,5 @@
 // A timeline in a page: what is in view is drawn on canvases, from the columns that drawing.py packs. Steps with too
 // many bars begin as an overview; their columns are read from the page once the overview is on the screen.
-"use strict";
 
 const element = (name, className = "", text = "", attributes = {}) => {
   const made = document.createElement(name);

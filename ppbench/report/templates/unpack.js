@@ -1,5 +1,4 @@
 // Unpacks what pages/templates.py packs: deflated bytes in base64, in a <script> of unknown type.
-"use strict";
 
 // Resolves to the bytes that `pack_bytes` was given.
 async function unpackBytes(script) {

@@ -45,6 +45,7 @@ PALE = 0.3
 ROW_PX = 22
 """Above the rows of a step in a row, for the names of it and of those beside it."""
 _TALL_PX, _SHORT_PX, _MOST_ROWS_PX = 96, 18, 1200
+_SMALL_PX, _SMALL_ROW_PX = 112, (2, 28)  # of a step, and of its rows
 _TITLE_PX = 30
 _AROUND_PX = 74  # the height of what a page has above and below the rows
 _MOST_PATH_POINTS = 4000
@@ -71,6 +72,7 @@ LANES_OF_REPLICAS = {
     Lane.RECV: Place(0.26, 0.1),
     Lane.COLLECTIVE: Place(0.39, 0.12),
 }
+SMALL_LANES = {Lane.COMPUTE: Place(0.0, 0.92)}
 
 
 class Unit(NamedTuple):
@@ -108,13 +110,22 @@ class Drawing:
     """
 
     def __init__(
-        self, steps: Sequence[Step], unit: Unit = MS, *, others: Sequence[Step] = ()
+        self,
+        steps: Sequence[Step],
+        unit: Unit = MS,
+        *,
+        others: Sequence[Step] = (),
+        is_small: bool = False,
     ) -> None:
-        self.steps, self.unit = list(steps), unit
+        """A small drawing has the computations alone, in low rows."""
+        self.steps, self.unit, self.is_small = list(steps), unit, is_small
         every = [*steps, *others]
-        lanes = {marks.kind.lane for step in every for marks in step.marks_in_a_row}
+        lanes = {marks.kind.lane for step in every for marks in self.marks_of(step)}
         self.lanes = LANES_OF_REPLICAS if Lane.COLLECTIVE in lanes else LANES
         self.row_px = _row_px(sum(step.num_ranks for step in steps))
+        if is_small:
+            self.lanes = SMALL_LANES
+            self.row_px = float(np.clip(_SMALL_PX / steps[0].num_ranks, *_SMALL_ROW_PX))
         self.num_rows = 0.0
         self.placed: list[tuple[Step, float]] = []  # each step with its first row
         for step in steps:
@@ -129,12 +140,18 @@ class Drawing:
         largest = max(most(step.spans["num_bytes"]) for step in steps)
         self.size_unit, self.size_bytes = size_unit(largest)
 
+    def marks_of(self, step: Step) -> list[Marks]:
+        """Return what is drawn of a step and of those beside it."""
+        if not self.is_small:
+            return step.marks_in_a_row
+        return [one for one in step.marks if one.kind.op and one.kind.lane is Lane.COMPUTE]
+
     @cached_property
     def kinds(self) -> list[Marks]:
         """The marks of all steps: first those of idle time, then computations, then transfers."""
         parts: dict[tuple[str, int], list[tuple[Marks, float]]] = {}
         for step, first_row in (*self.placed, *self.behind):
-            for marks in step.marks_in_a_row:
+            for marks in self.marks_of(step):
                 parts.setdefault(_key(marks.kind), []).append((marks, first_row))
         return sorted(
             map(joined, parts.values()),
@@ -167,7 +184,7 @@ class Drawing:
 
     def overview_of(self, step: Step) -> Overview:
         """Return the overview of a step's computations."""
-        computations = [marks for marks in step.marks_in_a_row if marks.kind.has_text]
+        computations = [marks for marks in self.marks_of(step) if marks.kind.has_text]
         return overview(computations, step.num_ranks, *step.shown_ns, NUM_SLICES)
 
     def times(self, values_ns: Ints) -> Floats:

@@ -22,7 +22,7 @@ from ppbench.display.colors import (
     translucent,
 )
 from ppbench.report.charts.canvas import LEGEND, NEUTRAL, figure_text
-from ppbench.report.scripts import Picture
+from ppbench.report.scripts import Figure
 from ppbench.report.timeline.drawing import MOST_BARS, NUM_SLICES, PALE, ROW_PX, Drawing
 from ppbench.report.timeline.marks import Marks, Step
 
@@ -50,7 +50,7 @@ def gantt(steps: Sequence[Step]) -> go.Figure:
     return go.Figure({"data": traces, "layout": _layout(drawing, is_overview=is_overview)})
 
 
-def _tracks(drawing: Drawing) -> Picture:
+def _tracks(drawing: Drawing) -> Figure:
     """Return a faint track for each thin lane."""
     ranks = np.concatenate([row + np.arange(step.num_ranks) for step, row in drawing.placed])
     thin = [place for lane, place in drawing.lanes.items() if lane is not Lane.COMPUTE]
@@ -69,10 +69,10 @@ def _tracks(drawing: Drawing) -> Picture:
     }
 
 
-def _bars(drawing: Drawing, own: Marks, *, is_empty: bool) -> Picture:
+def _bars(drawing: Drawing, own: Marks, *, is_empty: bool) -> Figure:
     """Return the bars of a kind; empty ones only have an entry in the legend."""
     kind = own.kind
-    trace: Picture = {
+    trace: Figure = {
         "type": "bar",
         "name": kind.name,
         "legendgroup": kind.group or kind.name,
@@ -146,7 +146,7 @@ def _text(drawing: Drawing, own: Marks, n: int) -> str:
     return "<br>".join([f"<b>{heading}</b>", *lines])
 
 
-def _heat_map(drawing: Drawing, step: Step, first_row: float) -> Picture:
+def _heat_map(drawing: Drawing, step: Step, first_row: float) -> Figure:
     """Return the computations of a step in slices of time."""
     grid, lane = drawing.overview_of(step), drawing.lanes[Lane.COMPUTE]
     colors = [(kind.colors[0], PALE if kind.beside else 1) for kind in grid.kinds]
@@ -181,7 +181,7 @@ def _heat_map(drawing: Drawing, step: Step, first_row: float) -> Picture:
     }
 
 
-def _path(drawing: Drawing) -> list[Picture]:
+def _path(drawing: Drawing) -> list[Figure]:
     """Return the critical path as a line in the text colour, which waits to be switched on."""
     points = [point or (np.nan, np.nan) for point in drawing.path()]
     if not points:
@@ -190,7 +190,7 @@ def _path(drawing: Drawing) -> list[Picture]:
     return [_line(PATH, points, **line)]
 
 
-def _windows(drawing: Drawing) -> list[Picture]:
+def _windows(drawing: Drawing) -> list[Figure]:
     """Return a line around the windows of each step in a row, from rank to rank."""
     points: list[tuple[float, float]] = []
     for step, first_row in drawing.placed:
@@ -205,7 +205,7 @@ def _windows(drawing: Drawing) -> list[Picture]:
     return [_line("the step", points, **line)] if points else []
 
 
-def _line(name: str, points: Sequence[tuple[float, float]], **settings: Any) -> Picture:
+def _line(name: str, points: Sequence[tuple[float, float]], **settings: Any) -> Figure:
     x, y = np.array(points).T
     return {
         "type": "scatter",
@@ -218,9 +218,9 @@ def _line(name: str, points: Sequence[tuple[float, float]], **settings: Any) -> 
     }
 
 
-def _layout(drawing: Drawing, *, is_overview: bool) -> Picture:
+def _layout(drawing: Drawing, *, is_overview: bool) -> Figure:
     unit, is_tall = drawing.unit, drawing.row_px >= _LANES_NAMED_PX
-    notes: list[Picture] = []
+    notes: list[Figure] = []
     for step, first_row in drawing.placed:
         above = {"showarrow": False, "y": first_row - 0.5, "yanchor": "bottom"}
         if step.title:

@@ -27,6 +27,7 @@ from ppbench.display.cases import (
     is_oversubscribed,
     settings_text,
 )
+from ppbench.display.document import Picture, of_page
 from ppbench.display.explanation import has_parts, headline
 from ppbench.display.fields import figure
 from ppbench.display.units import MISSING, is_missing, milliseconds, percent
@@ -40,6 +41,9 @@ OK = "ok"
 NUM_OPEN = 2  # groups that are open initially
 _ACTION = ["op", "stage", "microbatch"]
 _WORK = [op.value for op in (*COMPUTE_OPS, Op.OPT)]
+_HTML = """\
+<div class="chart" role="figure" aria-label="{{ label }}" data-timeline="{{ name }}" \
+style="min-height: {{ height }}px"></div>"""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,10 @@ class Timeline:
         """Whether steps beside the one that it is of are drawn."""
         return any("windows" in step for step in self.packed.meta["steps"])
 
-    @property
-    def height(self) -> int:
-        return int(self.packed.meta["height"])
+    def picture(self, name: str, label: str = "") -> Picture:
+        """Return where a page that has it by this name draws it; `label` is read aloud."""
+        label = label or f"Timeline of {self.name}"
+        return of_page(_HTML, label=label, name=name, height=self.packed.meta["height"])
 
     @cached_property
     def meta(self) -> str:
@@ -341,6 +346,18 @@ def _explanation(store: Store, run: pd.Series) -> str:
 def _packed(steps: Sequence[Step], unit: Unit = MS) -> Packed:
     """Lay out and pack steps; a single one of replicas has the others behind it."""
     return packed(Drawing(steps, unit, others=steps[0].others if len(steps) == 1 else ()))
+
+
+def small(steps: Sequence[Step]) -> Timeline:
+    """Draw the computations of steps, without those beside them, on one time axis."""
+    facts = [step.title.split(" · ") for step in steps]
+    titles = [[one for one in own if not one.startswith("step ")] for own in facts]  # short ones
+    alone = [
+        replace(step, title=" · ".join(title), beside=(), others=(), windows_ns=None)
+        for step, title in zip(steps, titles, strict=True)
+    ]
+    names = " and ".join(name for name, *_ in titles)
+    return Timeline(f"one step of {names}", "", packed(Drawing(alone, is_small=True)))
 
 
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:

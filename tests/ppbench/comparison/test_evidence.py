@@ -86,9 +86,9 @@ def test_a_pair_has_the_verdict_of_a_report_where_ranks_are_a_choice_too():
     found = plan.judgements[0].lead.changes
     assert len(found) == 6 * 5
     for judgement in report.judgements:
-        ids = judgement.case_ids
+        ids = judgement.arms
         for place, other in ((0, 1), (0, 2), (1, 2)):
-            at = [plan.judgements[0].case_ids.index(ids[one]) for one in (place, other)]
+            at = [plan.judgements[0].arms.index(ids[one]) for one in (place, other)]
             own, free = judgement.change(place, other), plan.judgements[0].change(*at)
             assert (free.verdict, free.p) == (own.verdict, pytest.approx(own.p))
 

@@ -21,7 +21,7 @@ from ppbench.display.units import duration
 from ppbench.judge.evidence import Evidence, Rounds
 from ppbench.report.charts.pareto import pareto_front
 from ppbench.report.pages.conclusions import Sentence
-from ppbench.report.pages.judgement import SCATTER, Judgement, by_choice, judge
+from ppbench.report.pages.judgement import SCATTER, Judgement, Peaks, by_choice, judge
 
 MIB = 2**20
 AFAB, OTHER = Case(schedule="afab"), Case(schedule="1f1b")
@@ -475,4 +475,5 @@ def test_of_arms_as_fast_the_one_with_clearly_less_memory_is_taken(peaks, order)
         )
         for arm, rival in ((0, 1), (0, 2), (1, 2))
     }
-    assert by_choice(lead(METRICS["tokens_per_s"], pairs, 3), pd.DataFrame(peaks)) == order
+    known = Peaks(pd.DataFrame(peaks), pd.DataFrame(peaks))
+    assert by_choice(lead(METRICS["tokens_per_s"], pairs, 3), known) == order

@@ -167,10 +167,15 @@ def series(
     return Series(metric, "c", "case", "f", points)
 
 
+def figure_of(told: Series) -> go.Figure:
+    (panel,) = history_chart(told).panels
+    return go.Figure(panel["data"], panel["layout"])
+
+
 def drawn(metric: Metric = TOKENS) -> dict:
     levels = [five(1000.0 if n < 5 else 1100.0, n) for n in range(10)]
     levels[2] = []
-    figure = go.Figure(history_chart(series(levels, {5: 3}, metric)))
+    figure = figure_of(series(levels, {5: 3}, metric))
     return {"figure": figure, **traces(figure)}
 
 
@@ -198,7 +203,7 @@ def test_changes_are_listed_in_the_order_of_the_commits_and_keep_the_numbers_of_
     told = series(levels, {})
     numbered = changes_of(told)
     assert [step.first for _, step in numbered] == [5, 12]
-    drawn_at = traces(go.Figure(history_chart(told)))["change"]
+    drawn_at = traces(figure_of(told))["change"]
     marks = dict(zip(drawn_at.customdata, drawn_at.x, strict=True))
     assert {f"change {number}": step.first for number, step in numbered} == marks
     first, *_ = changes_table([told]).rows.cells
@@ -212,7 +217,7 @@ def test_a_ring_is_around_a_launch_that_does_not_count_and_says_why() -> None:
         Point(sha(n), launches=(Launch(f"r{n}", "ok", level, slowed.get(n, NOT_KNOWN)),))
         for n, level in enumerate(levels)
     )
-    chart = traces(go.Figure(history_chart(Series(TOKENS, "c", "case", "f", points))))
+    chart = traces(figure_of(Series(TOKENS, "c", "case", "f", points)))
     ring = chart["discounted"]
     assert (list(ring.customdata), list(ring.y)) == ([6, 8], [levels[6], levels[8]])
     assert "r6 counts for no level and no change: it lies far from the others" in ring.hovertext[0]
