@@ -39,7 +39,7 @@ from ppbench.display.tables import Table
 from ppbench.display.units import MISSING, MS, counted, percent
 from ppbench.errors import ExitCode
 from ppbench.judge.verdicts import SPEED, Verdict
-from ppbench.report.charts.forest import Intervals
+from ppbench.report.charts.forest import intervals
 from ppbench.report.pages.provenance import COMPARISON, about_runs, environments
 from ppbench.report.pages.templates import page
 
@@ -293,7 +293,7 @@ def _intervals(comparison: Comparison) -> Iterator[Block]:
     }
     if rows:
         caption = "Change from base to head with its 95\u00a0% interval."
-        yield Section("intervals", "Intervals", [Intervals(metrics, rows, caption)], of_page=True)
+        yield Section("intervals", "Intervals", [intervals(metrics, rows, caption)], of_page=True)
 
 
 def _stop(comparison: Comparison, command: str) -> Iterator[Block]:

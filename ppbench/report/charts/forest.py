@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ppbench.display.changes import change_text, verdict_text
+from ppbench.display.document import Picture, of_page
 from ppbench.display.fields import field_of
-from ppbench.display.markup import fragment
 from ppbench.display.units import round_step
 from ppbench.judge.evidence import Metric
 from ppbench.judge.verdicts import Change, Verdict
@@ -40,7 +40,7 @@ zero out and still be open.\
 <tr class="axis" aria-hidden="true"><td></td>
 {% for panel in panels %}<td><span class="ticks">{% for place, text in panel.scale.ticks %}\
 <i style="left: {{ place }}%">{{ text }}</i>{% endfor %}</span>\
-<span class="ends"><span>← {{ panel.low }}</span><span>{{ panel.high }} →</span></span></td>
+<span class="ends"><span>← {{ panel.ends[0] }}</span><span>{{ panel.ends[1] }} →</span></span></td>
 {% endfor %}</tr>
 </thead>
 <tbody>
@@ -87,65 +87,39 @@ class Scale:
         return [(self.share(value), f"{value:+.6g}" if value else "0") for value in values]
 
 
-@dataclass(frozen=True)
-class Intervals:
+def intervals(
+    metrics: Sequence[Metric], rows: Mapping[str, Sequence[Change | None]], caption: str
+) -> Picture:
     """Changes with their intervals on a page: a row for each name, a column for each metric."""
-
-    metrics: Sequence[Metric]
-    rows: Mapping[str, Sequence[Change | None]]
-    caption: str
-
-    def terminal(self) -> str:
-        return ""
-
-    def markdown(self) -> str:
-        return ""
-
-    def html(self) -> str:
-        panels, scales = [], []
-        for place, metric in enumerate(self.metrics):
-            own = [changes[place] for changes in self.rows.values()]
-            scale = scale_of(metric, [change for change in own if change is not None])
-            low, high = (verdict_text(metric, end) for end in (Verdict.slower, Verdict.faster))
-            if metric.higher_is_better is False:
-                low, high = high, low
-            scales.append(scale)
-            panels.append(
-                {
-                    "heading": _HEADINGS.get(metric.name, field_of(metric.name).label),
-                    "unit": "points" if metric.in_points else "%",
-                    "scale": scale,
-                    "band": (scale.share(-scale.band), round(100 - scale.share(scale.band), 2)),
-                    "zero": scale.share(0),
-                    "low": low,
-                    "high": high,
-                }
-            )
-        rows = []
-        for name, changes in self.rows.items():
-            cells = [
-                change
-                and {
-                    "change": change_text(metric, change),
-                    "verdict": verdict_text(metric, change.verdict),
-                    "color": _COLORS.get(change.verdict, str(change.verdict)),
-                    "mark": mark_of(metric, change, scale),
-                }
-                for metric, change, scale in zip(self.metrics, changes, scales, strict=True)
-            ]
-            rows.append((name, cells))
-        return fragment(_HTML, caption=self.caption, panels=panels, rows=rows)
-
-
-@dataclass(frozen=True)
-class Mark:
-    """An interval on its strip, in percent of the width."""
-
-    estimate: float
-    low: float
-    width: float
-    is_cut_low: bool
-    is_cut_high: bool
+    panels, scales = [], []
+    for place, metric in enumerate(metrics):
+        scale = scale_of(metric, [one for changes in rows.values() if (one := changes[place])])
+        low, high = (verdict_text(metric, end) for end in (Verdict.slower, Verdict.faster))
+        scales.append(scale)
+        panels.append(
+            {
+                "heading": _HEADINGS.get(metric.name, field_of(metric.name).label),
+                "unit": "points" if metric.in_points else "%",
+                "scale": scale,
+                "band": (scale.share(-scale.band), round(100 - scale.share(scale.band), 2)),
+                "zero": scale.share(0),
+                "ends": (high, low) if metric.higher_is_better is False else (low, high),
+            }
+        )
+    shown = []
+    for name, changes in rows.items():
+        cells = [
+            change
+            and {
+                "change": change_text(metric, change),
+                "verdict": verdict_text(metric, change.verdict),
+                "color": _COLORS.get(change.verdict, str(change.verdict)),
+                "mark": _mark(metric, change, scale),
+            }
+            for metric, change, scale in zip(metrics, changes, scales, strict=True)
+        ]
+        shown.append((name, cells))
+    return of_page(_HTML, caption=caption, panels=panels, rows=shown)
 
 
 def scale_of(metric: Metric, changes: Sequence[Change]) -> Scale:
@@ -162,20 +136,14 @@ def scale_of(metric: Metric, changes: Sequence[Change]) -> Scale:
     return Scale(low * _PADDING, high * _PADDING, band)
 
 
-def mark_of(metric: Metric, change: Change, scale: Scale) -> Mark | None:
-    """Return the mark of a change; None where it was not tested."""
+def _mark(metric: Metric, change: Change, scale: Scale) -> dict[str, object] | None:
+    """Return where a change lies on its strip, in percent of the width; None if not tested."""
     found = interval_of(metric, change)
     if found is None:
         return None
-    estimate, low, high = found
-    first, last = scale.share(low), scale.share(high)
-    return Mark(
-        scale.share(estimate),
-        first,
-        round(last - first, 2),
-        low < scale.low,
-        high > scale.high,
-    )
+    estimate, first, last = map(scale.share, found)
+    ends = {"is_cut_low": found[1] < scale.low, "is_cut_high": found[2] > scale.high}
+    return {"estimate": estimate, "low": first, "width": round(last - first, 2), **ends}
 
 
 def interval_of(metric: Metric, change: Change) -> tuple[float, float, float] | None:

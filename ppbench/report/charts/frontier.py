@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ppbench.display.markup import fragment
+from ppbench.display.document import Picture, of_page
 from ppbench.display.units import size, size_unit
 from ppbench.report.charts.forest import Scale
 from ppbench.report.charts.pareto import pareto_front
@@ -24,23 +23,23 @@ _PADDING = 0.06  # of the range, on each side
 _MOST_TICKS = 5
 _HTML = """\
 <figure class="frontier" role="group" aria-label="Throughput against the memory of the fullest \
-rank: {{ picture.spots | length }} configurations">
+rank: {{ spots | length }} configurations">
 <div class="plot">
 <svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">\
-<polyline points="{{ picture.line }}"/></svg>
-{% if picture.limit is not none %}<i class="limit" style="left: {{ picture.limit }}%">\
-<span>{{ picture.limit_text }}</span></i>{% endif %}
-{% for spot in picture.spots %}<i class="spot {{ spot.kind }}" style="left: {{ spot.left }}%; \
+<polyline points="{{ line }}"/></svg>
+{% if limit is not none %}<i class="limit" style="left: {{ limit }}%">\
+<span>{{ limit_text }}</span></i>{% endif %}
+{% for spot in spots %}<i class="spot {{ spot.kind }}" style="left: {{ spot.left }}%; \
 bottom: {{ spot.bottom }}%" role="img" tabindex="0" aria-label="{{ spot.name }}: {{ spot.text }}">\
 <span class="label{{ " leftwards" if spot.left > 60 }}">{{ spot.name }}<br>{{ spot.text }}</span>\
 </i>
 {% endfor %}
-{% for place, text in picture.speed_ticks %}<i class="tick left" style="bottom: {{ place }}%" \
+{% for place, text in speed_ticks %}<i class="tick left" style="bottom: {{ place }}%" \
 aria-hidden="true">{{ text }}</i>{% endfor %}
-{% for place, text in picture.memory_ticks %}<i class="tick below" style="left: {{ place }}%" \
+{% for place, text in memory_ticks %}<i class="tick below" style="left: {{ place }}%" \
 aria-hidden="true">{{ text }}</i>{% endfor %}
 </div>
-<figcaption class="note"><span>{{ picture.memory_unit }}, fullest rank → tokens/s ↑</span>
+<figcaption class="note"><span>{{ memory_unit }}, fullest rank → tokens/s ↑</span>
 {% for kind, words in kinds.items() %}<span class="key"><i class="spot {{ kind }}"></i>{{ words }}\
 </span>
 {% endfor %}</figcaption>
@@ -63,53 +62,40 @@ class Point:
     kind: str  # of `_KINDS`: how the page draws it
 
 
-@dataclass(frozen=True)
-class Frontier:
-    """The picture; `line` is the front as the `points` of an SVG polyline, from the top left.
+def frontier(points: Sequence[Point], limit_bytes: int | None) -> Picture:
+    """Draw points; the front goes through those that no other equals with as little memory.
 
-    A spot is a point's place in percent from the `left` and from the `bottom`, and its words.
+    Places are in percent from the left and from the bottom. The front is an SVG polyline, from the
+    top left: a throughput holds from the memory that it needs on.
     """
-
-    spots: Sequence[dict[str, Any]]
-    line: str
-    memory_ticks: tuple[tuple[float, str], ...]
-    speed_ticks: tuple[tuple[float, str], ...]
-    memory_unit: str
-    limit: float | None
-    limit_text: str
-
-    def html(self) -> str:
-        return fragment(_HTML, picture=self, kinds=_KINDS)
-
-
-def frontier(points: Sequence[Point], limit_bytes: int | None) -> Frontier:
-    """Draw points; the front goes through those that no other equals with as little memory."""
     sizes, speeds = ([point.memory_bytes for point in points], [p.tokens_per_s for p in points])
     memory, speed = _scale([*sizes, limit_bytes] if limit_bytes else sizes), _scale(speeds)
     unit, unit_bytes = size_unit(max(sizes))
-    # Steps: a throughput holds from the memory that it needs on.
     line: list[tuple[float, float]] = []
     for index in pareto_front(sizes, speeds):
         left, top = memory.share(sizes[index]), round(100 - speed.share(speeds[index]), 2)
         line += [*((left, y) for _, y in line[-1:]), (left, top)]
     line += [(100.0, y) for _, y in line[-1:]]
-    return Frontier(
-        [
-            {
-                "left": memory.share(point.memory_bytes),
-                "bottom": speed.share(point.tokens_per_s),
-                "name": point.name,
-                "text": f"{point.tokens_per_s:,.0f} tokens/s, {size(point.memory_bytes)}",
-                "kind": point.kind,
-            }
-            for point in points
-        ],
-        " ".join(f"{x:g},{y:g}" for x, y in line),
-        _ticks(memory, unit_bytes),
-        _ticks(speed),
-        unit,
-        None if limit_bytes is None else memory.share(limit_bytes),
-        "" if limit_bytes is None else f"limit {size(limit_bytes)}",
+    spots = [
+        {
+            "left": memory.share(point.memory_bytes),
+            "bottom": speed.share(point.tokens_per_s),
+            "name": point.name,
+            "text": f"{point.tokens_per_s:,.0f} tokens/s, {size(point.memory_bytes)}",
+            "kind": point.kind,
+        }
+        for point in points
+    ]
+    return of_page(
+        _HTML,
+        kinds=_KINDS,
+        spots=spots,
+        line=" ".join(f"{x:g},{y:g}" for x, y in line),
+        memory_ticks=_ticks(memory, unit_bytes),
+        speed_ticks=_ticks(speed),
+        memory_unit=unit,
+        limit=None if limit_bytes is None else memory.share(limit_bytes),
+        limit_text=f"limit {size(limit_bytes)}",
     )
 
 

@@ -18,7 +18,7 @@ from ppbench.display.tables import Detail, Table
 from ppbench.display.units import counted, milliseconds, percent, size
 from ppbench.planning.plan import Configuration, Plan, Proposal
 from ppbench.planning.words import SHOWN, TRIED, pipeline_text, row_of, sentences_of
-from ppbench.report.charts.frontier import Frontier, Point, frontier
+from ppbench.report.charts.frontier import Point, frontier
 from ppbench.report.pages.conclusions import Conclusions, Stated, Tile, tiled
 from ppbench.report.pages.provenance import PLAN, About
 from ppbench.report.pages.templates import page as page_of
@@ -135,7 +135,7 @@ def render_plan(page: PlanPage) -> str:
     plan, trials, request = page.plan, page.trials, page.plan.request
     _, (*answers, proposals) = document_of(plan, trials, is_page=True)
     heading = "Throughput against memory, as predicted"
-    pictures = [Section("", heading, [Picture(of_page=_picture(plan).html())])]
+    pictures = [Section("", heading, [_picture(plan)])]
     timelines = dict[str, Timeline]()
     if all(step.program.num_computations <= MOST_SPANS for _, step in page.steps):
         steps = []
@@ -168,7 +168,7 @@ def render_plan(page: PlanPage) -> str:
     return page_of(Result(blocks), about, kind, timelines=timelines)
 
 
-def _picture(plan: Plan) -> Frontier:
+def _picture(plan: Plan) -> Picture:
     """The proposals, the baseline and the front of all that was found."""
     request = plan.request
     tokens = request.replicas * request.global_batch * request.seq_len

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ppbench.display.cases import Axes, case_text, ok_runs, varying_axes
 from ppbench.display.commands import command as command_of
-from ppbench.display.document import Block, Code, Fold, Result, Section, Text, of_page
+from ppbench.display.document import Block, Code, Fold, Picture, Result, Section, Text, of_page
 from ppbench.display.explanation import headline, what_if, with_parts
 from ppbench.display.formats import Assets
 from ppbench.display.metrics import METRICS
@@ -21,7 +21,7 @@ from ppbench.errors import StoreError, UsageError
 from ppbench.explanation import stragglers_of_run
 from ppbench.judge.verdicts import SPEED
 from ppbench.report.charts.canvas import Measured
-from ppbench.report.charts.forest import Intervals
+from ppbench.report.charts.forest import intervals
 from ppbench.report.charts.pareto import pareto
 from ppbench.report.charts.registry import CHARTS
 from ppbench.report.charts.stragglers import heat_map
@@ -308,7 +308,7 @@ def median_run(runs: pd.DataFrame, case_id: str) -> pd.Series:
     return own.iloc[(own["tokens_per_s"].notna().sum() - 1) // 2]
 
 
-def pairs_of(judgement: Judgement) -> Intervals | None:
+def pairs_of(judgement: Judgement) -> Picture | None:
     """Draw how the one to take compares with each other; None where nothing is known."""
     first, *others = judgement.names
     rows = {
@@ -319,7 +319,7 @@ def pairs_of(judgement: Judgement) -> Intervals | None:
     if not any(change.has_interval for (change,) in rows.values()):
         return None
     caption = f"Tokens/s of {first} against each other case, with 95\u00a0% intervals."
-    return Intervals([METRICS[SPEED]], rows, caption)
+    return intervals([METRICS[SPEED]], rows, caption)
 
 
 def write_report(

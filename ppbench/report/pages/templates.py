@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +30,6 @@ from ppbench.display.fields import Field
 from ppbench.display.formats import Assets
 from ppbench.display.rows import Rows, Written
 from ppbench.display.tables import Table
-from ppbench.display.units import MISSING, counted
 from ppbench.errors import StoreError, UsageError
 from ppbench.files import whole_file
 from ppbench.report.pages.provenance import (
@@ -156,30 +154,6 @@ _LISTED = {
 _COUNTS = ("cases", "runs", "failed")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A page of the folder: its file name and its summary."""
-
-    name: str
-    about: About
-    is_repeated: bool = False  # another page has the same title
-
-    @property
-    def extent(self) -> str:
-        """What tells pages of one title apart: their runs, and the commit."""
-        about = self.about
-        parts = [
-            counted(about.num_cases, "case"),
-            counted(about.num_runs, "run"),
-            f"commit {about.commit}" if about.commit else "",
-        ]
-        return ", ".join(filter(None, parts))
-
-    @property
-    def address(self) -> str:
-        return quote(os.fsencode(self.name))
-
-
 def write_index(folder: Path) -> None:
     """Write `folder/index.html`. Raises StoreError if it fails or another file is there."""
     path = folder / NAME
@@ -214,46 +188,34 @@ def update_index(folder: Path) -> None:
 
 def render_index(folder: Path) -> str:
     """Return the index as HTML: the pages by their kind, each newest first."""
-    kinds: dict[str, list[Entry]] = defaultdict(list)
-    for entry in entries(folder):
-        kinds[entry.about.kind].append(entry)
-    sections: list[Block] = []
+    found, sections = entries(folder), list[Block]()
     for kind, (heading, columns) in _LISTED.items():
-        rows = []
-        for entry in kinds[kind]:
-            about = entry.about
-            extent = f" ({entry.extent})" if entry.is_repeated and kind == REPORT else ""
-            commit = about.commit or MISSING
-            rows.append(
-                {
-                    columns[0]: Written(about.title, about.title + extent, f"./{entry.address}"),
-                    "file": entry.name,
-                    "measured": about.measured[:16] or "planned",
-                    "cases": about.num_cases,
-                    "runs": about.num_runs,
-                    "failed": about.num_failures,
-                    "answer": about.answer or MISSING,
-                    "commit": commit,
-                    "newest commit": commit,
-                }
-            )
+        rows = [
+            {
+                columns[0]: Written(about.title, about.title, f"./{quote(os.fsencode(name))}"),
+                "file": name,
+                "measured": about.measured[:16] or "planned",
+                "cases": about.num_cases,
+                "runs": about.num_runs,
+                "failed": about.num_failures,
+                "answer": about.answer or None,
+                "commit": about.commit or None,
+                "newest commit": about.commit or None,
+            }
+            for name, about in found
+            if about.kind == kind
+        ]
         fields = {name: Field(name, is_number=name in _COUNTS) for name in columns}
-        table = Table(Rows.of_records(rows), fields, name=heading)
         if rows:
+            table = Table(Rows.of_records(rows), fields, name=heading)
             sections.append(Section(kind, heading, [table]))
     subtitle = "Every report in this folder, newest first. Times are UTC."
     none: list[Block] = [Text("None yet; ppbench sweep FILE writes one.")]
     return page(Result(sections or none), About(kind=INDEX, title="Reports"), subtitle)
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path) -> list[tuple[str, About]]:
     """Return the pages of ppbench in the folder, newest first; other files are ignored."""
     paths = sorted(path for path in folder.glob("*.html") if not path.name.startswith("."))
-    summaries = [(path.name, read_about(path)) for path in paths]
-    titles = Counter((about.kind, about.title) for _, about in summaries if about is not None)
-    pages = [
-        Entry(name, about, titles[about.kind, about.title] > 1)
-        for name, about in summaries
-        if about is not None
-    ]
-    return sorted(pages, key=lambda entry: entry.about.measured, reverse=True)
+    pages = [(path.name, about) for path in paths if (about := read_about(path)) is not None]
+    return sorted(pages, key=lambda entry: entry[1].measured, reverse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -43,13 +44,16 @@ def test_the_page_says_what_to_run_first_and_names_every_proposal(page, plan):
 
 def test_the_front_rises_with_memory_and_leaves_out_what_is_beaten():
     points = [Point(m, s, f"{m}", "found") for m, s in ((4, 10.0), (2, 5.0), (3, 4.0), (5, 10.0))]
-    drawn = frontier(points, 6)
-    assert drawn.limit is not None
-    places = [tuple(map(float, corner.split(","))) for corner in drawn.line.split()]
+    html = frontier(points, 6).html()
+    assert 'class="limit"' in html
+    line = html.partition('points="')[2].partition('"')[0]
+    places = [tuple(map(float, corner.split(","))) for corner in line.split()]
     assert [x for x, _ in places] == sorted(x for x, _ in places)
     assert [y for _, y in places] == sorted((y for _, y in places), reverse=True)
-    assert all(0 <= spot["left"] <= 100 and 0 <= spot["bottom"] <= 100 for spot in drawn.spots)
-    assert frontier(points[:1], None).limit is None
+    spots = re.findall(r'class="spot found" style="left: ([\d.]+)%; bottom: ([\d.]+)%', html)
+    assert len(spots) == len(points)
+    assert all(0 <= float(place) <= 100 for spot in spots for place in spot)
+    assert 'class="limit"' not in frontier(points[:1], None).html()
 
 
 def test_the_index_lists_plans_with_their_answer(page, plan, tmp_path: Path):
