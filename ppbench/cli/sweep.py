@@ -137,10 +137,10 @@ def sweep(
     with contextlib.ExitStack() as held:
         live: Display = display
         if is_live:
-            from ppbench.cli.live import reporting
+            from ppbench.cli.live import LiveReport
 
             opens = open_page if open_it else lambda _: None
-            live = held.enter_context(reporting(display, read, reports, again, assets, opens))
+            live = held.enter_context(LiveReport(display, read, reports, again, assets, opens))
         once = option_words(rerun=rerun, retry_failed=retry_failed)
         done = run_sweep(read, store, choice, live, " ".join([again, *once]), policy=policy)
     path = None
@@ -180,11 +180,11 @@ def sweep(
     from ppbench.report.pages.conclusions import conclude
     from ppbench.report.pages.judgement import judge
 
-    said, judged = [], judge(done.frame, varying_axes(done.frame), [store])
+    said, judged = list[str](), judge(done.frame, varying_axes(done.frame), [store])
     if judged.first is not None and judged.first.rival is not None:
-        sentence = conclude(judged, done.frame, again).sentence
-        said = [*filter(None, [sentence.text, sentence.advice, sentence.command])]
-        blocks.append(Text(said))
+        conclusions = dataclasses.replace(conclude(judged, done.frame, again), others=())
+        said = conclusions.answers
+        blocks.append(conclusions)
     if path is not None and open_it and not is_live:
         open_page(path)
     return Result(

@@ -108,14 +108,6 @@ def test_both_steps_are_drawn_on_one_scale(tab: Tab) -> None:
       return [steps.map(({ title }) => title.split(",")[0]), view.end === last, inks.length];
     })()""")
     assert drawn == [["zb_h1", "1f1b"], True, 1]  # computations alone
-
-
-def test_every_chart_has_a_name(tab: Tab) -> None:
-    names = tab.evaluate("""Object.fromEntries(all("section.figure > .chart").map((div) => (
-      [div.parentNode.id, div.getAttribute("aria-label")])))""")
-    assert {"throughput", "bubble", "memory", "pareto"} <= set(names)
-    assert names["throughput"] == "Throughput"
-    assert all(names.values())
     name = "document.querySelector('.pictures .tl').ariaLabel"
     assert str(tab.evaluate(name)).startswith("Timeline of one step of zb_h1, 8 microbatches and")
 

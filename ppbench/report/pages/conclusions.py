@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from ppbench.cautions import Caution
 from ppbench.display.cases import ok_runs
-from ppbench.display.document import Block, Code, Picture, Section, Text, of_page
+from ppbench.display.document import Block, Code, Picture, Result, Section, Text, of_page
 from ppbench.display.fields import figure
 from ppbench.display.markup import fragment
 from ppbench.display.units import (
@@ -112,7 +112,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Conclusions:
-    """All that a report says about its figures."""
+    """All that a report says about its figures: a block of a document, which says the answers."""
 
     sentence: Sentence
     tiles: tuple[Tile, ...]
@@ -127,28 +127,20 @@ class Conclusions:
         texts = [said.text, said.advice, said.command, *(other.text for other in self.others)]
         return [text for text in texts if text]
 
-
-@dataclass(frozen=True)
-class Stated:
-    """What a report or the trials of a plan say first: the block of a document."""
-
-    conclusions: Conclusions
-
     def terminal(self) -> str:
-        return Text(self.conclusions.answers).terminal()
+        return Text(self.answers).terminal()
 
     def markdown(self) -> str:
-        return Text(self.conclusions.answers).markdown()
+        return Text(self.answers).markdown()
 
     def html(self) -> str:
-        said, tiles = self.conclusions.sentence, self.conclusions.tiles
+        said = self.sentence
         blocks: list[Block] = [of_page('<p class="lead">{{ text }}</p>', text=said.html)]
         if said.advice:
             command = [Code(said.command)] if said.command else []
             blocks.append(Section("", "", [Text(said.advice), *command], kind="advice"))
-        blocks += [tiled(tiles)] if tiles else []
-        blocks += [Text(one.text) for one in self.conclusions.others]
-        return "\n".join(block.html() for block in blocks)
+        blocks += [tiled(self.tiles)] if self.tiles else []
+        return Result([*blocks, *(Text(one.text) for one in self.others)]).html()
 
 
 def tiled(tiles: Sequence[Tile]) -> Picture:

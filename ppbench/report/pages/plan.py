@@ -19,7 +19,7 @@ from ppbench.display.units import counted, milliseconds, percent, size
 from ppbench.planning.plan import Configuration, Plan, Proposal
 from ppbench.planning.words import SHOWN, TRIED, pipeline_text, row_of, sentences_of
 from ppbench.report.charts.frontier import Point, frontier
-from ppbench.report.pages.conclusions import Conclusions, Stated, Tile, tiled
+from ppbench.report.pages.conclusions import Conclusions, Tile, tiled
 from ppbench.report.pages.provenance import PLAN, About
 from ppbench.report.pages.templates import page as page_of
 from ppbench.report.timeline.marks import Step
@@ -101,7 +101,7 @@ def document_of(
             Section("proposals", "The best few", [table]),
         ]
     measured = Rows.of(trials.frame)
-    answer: list[Block] = [Stated(trials.conclusions), Text(trials.sentences)]
+    answer: list[Block] = [trials.conclusions, Text(trials.sentences)]
     if trials.conclusions.notes:
         answer.append(Section("", "", [Text(trials.conclusions.notes)], of_page=True))
     return measured, [

@@ -25,7 +25,7 @@ from ppbench.report.charts.forest import intervals
 from ppbench.report.charts.pareto import pareto
 from ppbench.report.charts.registry import CHARTS
 from ppbench.report.charts.stragglers import heat_map
-from ppbench.report.pages.conclusions import Conclusions, Stated, conclude
+from ppbench.report.pages.conclusions import Conclusions, conclude
 from ppbench.report.pages.judgement import Judged, Judgement, judge
 from ppbench.report.pages.provenance import (
     about_report,
@@ -154,7 +154,7 @@ def _answer(
     drawn: dict[str, Timeline],
 ) -> Iterator[Section]:
     """Yield what is about the whole sweep: what to do, with pictures, and how it was judged."""
-    stated = Stated(dataclasses.replace(conclusions, others=()))
+    stated = dataclasses.replace(conclusions, others=())
     pictures, first, measured = list[Section](), judged.first, ok_runs(runs)
     if first is not None:
         own = measured[measured["case_id"].isin(first.arms) & measured["peak_memory_bytes"].notna()]

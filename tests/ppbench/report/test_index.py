@@ -44,7 +44,7 @@ def test_reports_are_listed_newest_first_and_timelines_by_themselves(tmp_path: P
 def test_reports_of_one_title_are_told_apart(tmp_path: Path) -> None:
     for name, num_runs, commit in (("a", 3, "abc"), ("b", 9, "def")):
         page(tmp_path / f"{name}.html", num_cases=3, num_runs=num_runs, commit=commit)
-    cells = Page(render_index(tmp_path)).cells
+    cells = [text.strip() for text in Page(render_index(tmp_path)).cells]
     rows = [cells[:8], cells[8:16]]
     assert [[row[0], *row[3:5], row[7]] for row in rows] == [
         ["demo", "3", "3", "abc"], ["demo", "3", "9", "def"],

@@ -9,7 +9,7 @@ import pytest
 from command import EMULATED_SWEEP, ppbench
 from stored_runs import run_row, store_with
 
-from ppbench.cli.live import ReportingDisplay, reporting
+from ppbench.cli.live import LiveReport
 from ppbench.config.case import Case, Measure
 from ppbench.config.reader import read_sweep
 from ppbench.display.formats import Assets
@@ -29,24 +29,6 @@ def ended(index: int, run_id: str) -> Event:
     return {"event": "row", "index": index, "run_id": run_id, "status": "ok", "summary": ""}
 
 
-def test_a_state_is_written_at_the_beginning_and_whenever_a_case_has_ended():
-    written: list[tuple[list[str], str]] = []
-    display = ReportingDisplay(
-        Display(), lambda *_: ["before"], lambda run_ids, done: written.append(([*run_ids], done))
-    )
-    item = PlannedRun(Case(), Measure(), 0, "key")
-    display.plans(None, None)
-    display.begin([item, item], ())
-    display.show({"event": "case", "index": 0, "run_id": "one"})
-    display.show(ended(0, "one"))
-    display.show(ended(0, "again"))  # a second attempt is no further case
-    assert written == [
-        (["before"], "1 of 3 cases"),
-        (["before", "one"], "2 of 3 cases"),
-        (["before", "one", "again"], "2 of 3 cases"),
-    ]
-
-
 @pytest.fixture
 def report(tmp_path: Path):
     """Begin to report on a sweep, of which nothing is done; with the hook of its plan."""
@@ -58,7 +40,7 @@ def report(tmp_path: Path):
     def begin():
         reports = tmp_path / "reports"
         arguments = (Display(), read, reports, "ppbench sweep", Assets.inline, lambda _: None)
-        with reporting(*arguments) as display:
+        with LiveReport(*arguments) as display:
             display.plans(plan_sweep(read, store, Choice()), store)
             yield display
 
@@ -71,10 +53,14 @@ def test_a_page_refreshes_itself_until_the_sweep_is_stopped(report, tmp_path):
         (path,) = (tmp_path / "reports").iterdir()
         assert "No case has ended yet." in path.read_text()
         assert '<meta http-equiv="refresh"' in path.read_text()
+        display.run_ids = ["before"]
         display.begin([item, item], ())
+        assert "<strong>1 of 3 cases</strong>, running" in path.read_text()
+        display.show({"event": "case", "index": 0, "run_id": "one"})
         stored = Store(tmp_path / "results").runs()["run_id"]
-        display.show(ended(0, stored[0]))
-        assert "<strong>1 of 2 cases</strong>, running" in path.read_text()
+        for run_id in ("one", stored[0]):  # a second attempt is no further case
+            display.show(ended(0, run_id))
+            assert "<strong>2 of 3 cases</strong>, running" in path.read_text()
         assert '<meta http-equiv="refresh"' in path.read_text()
         raise KeyboardInterrupt
     assert 'id="live"' not in path.read_text()

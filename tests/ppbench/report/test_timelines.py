@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from command import output_of
+from html_pages import Page
 from packed_columns import Bars, columns_of
 from stored_runs import (
     MS,
@@ -23,6 +24,7 @@ from stored_runs import (
 
 from ppbench.analysis.metrics import step_figures, windows
 from ppbench.cli.report import timeline as print_timeline
+from ppbench.cli.schedules import draw
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.report.charts.levels import memory_over_time
@@ -276,6 +278,24 @@ def test_policies_of_one_schedule_share_a_figure(tmp_path) -> None:
     _, (group,) = timelines(store, store.runs(), ("sharding_policy",))
     words = [step["title"].split(" · ")[0] for step in group.timeline.packed.meta["steps"]]
     assert words == ["sharding policy ddp", "sharding policy zero3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "unit", "last"),
+    [({}, " s", 25.5 + 24), ({"cost": "F=0.01,I=0.01,W=0.01"}, " ms", 495)],
+)
+def test_the_page_of_a_planned_step_says_so_and_has_every_action(tmp_path, options, unit, last):
+    """The step after it ends so much later as a period without a bubble takes, 8 x 3 s."""
+    draw("zbv", 4, 8, output=tmp_path / "plan.html", **options)
+    page = Page((tmp_path / "plan.html").read_text())
+    text = "planned by simulation, not measured · 4 ranks, 8 stages, 8 microbatches"
+    for fact in (text, "0.0588", "0.0625", "0.0000", "arXiv 2401.10241"):
+        assert fact in page.text
+    (meta,) = page.timelines()
+    own = {kind["name"]: kind["count"] for kind in meta["kinds"] if not kind["beside"]}
+    words = ("forward", "input gradient", "weight gradient")
+    assert [own[name] for name in words] == [8 * 8] * 3
+    assert (meta["unit"], meta["steps"][0]["end"]) == (unit, pytest.approx(last))
 
 
 def test_the_memory_of_replicas_is_that_of_the_fullest() -> None:
