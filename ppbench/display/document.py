@@ -29,7 +29,8 @@ _LEAST_VALUE = 20
 """Columns of text that a value keeps beside the longest name."""
 _ABOUT = """{% if kind %} class="{{ kind }}"{% endif %}\
 {% if cases %} data-cases="{{ cases | join(" ") }}"{% endif %}"""
-_SECTION = f"""<section{{% if name %}} id="{{{{ name }}}}"{{% endif %}}{_ABOUT}>\
+_SECTION = f"""<section{{% if name %}} id="{{{{ name }}}}"{{% endif %}}\
+{{% if name and not heading %}} aria-label="{{{{ name | capitalize }}}}"{{% endif %}}{_ABOUT}>\
 {{% if heading %}}\n<h2>{{{{ heading }}}}</h2>{{% endif %}}"""
 _FOLD = f"""<details{_ABOUT}{{% if is_open %}} open{{% endif %}}>
 <summary>{{% if note %}}<strong>{{{{ title }}}}</strong> <span class="note">{{{{ note }}}}</span>\
