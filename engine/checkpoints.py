@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 import warnings
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -149,9 +150,8 @@ def resume(trainer: Trainer, folder: Path) -> Progress:
     """
     (tensors, parameters), group = _own(trainer), _group_of(trainer)
     readers = [hf_storage.HuggingFaceStorageReader(str(folder / kind)) for kind in ("", _OPTIMIZER)]
-    expected: dict[str, str] = {}
-    for theirs in trainer.gather({n: _described(t.shape, t.dtype) for n, t in tensors.items()}):
-        expected |= theirs
+    described = {name: _described(t.shape, t.dtype) for name, t in tensors.items()}
+    expected: ChainMap[str, str] = ChainMap(*trainer.gather(described))  # of all ranks
 
     def check() -> tuple[dict[str, Any], list[str]]:
         state = read_json(folder / _STATE)
@@ -163,7 +163,7 @@ def resume(trainer: Trainer, folder: Path) -> Progress:
             with open_tensors(folder / file):
                 pass
         if others := set(_files_in(folder)).difference(state["files"]):
-            raise CheckpointError(f"{folder}: {min(others)} is no file of it; remove it")
+            raise CheckpointError(f"{folder}: {min(others)} was not saved with it; remove it")
         model, optimizer = (reader.read_metadata().state_dict_metadata for reader in readers)
         saved = {
             name: _described(tensor.size, tensor.properties.dtype)
@@ -171,9 +171,9 @@ def resume(trainer: Trainer, folder: Path) -> Progress:
             if isinstance(tensor, metadata.TensorStorageMetadata)
         }
         for name in sorted(saved.keys() | expected.keys()):
-            theirs, ours = saved.get(name, "not there"), expected.get(name, "not there")
-            if theirs != ours:
-                raise CheckpointError(f"{folder}: {name} is {theirs}, in the model {ours}")
+            there, ours = (some.get(name, "not there") for some in (saved, expected))
+            if there != ours:
+                raise CheckpointError(f"{folder}: {name} is {there}, in the model {ours}")
         check_configuration(trainer.model, folder)
         return state, list(optimizer)
 

@@ -5,7 +5,7 @@
 1 `read_options`, `configuration`   options, checked by each rank before it talks to another
 2 `Launch`                          the ranks; what is wrong on any of them is said once, by one
 3 `prepare`                         what a rank can find out alone
-4 `train`                           step, show, save, until the goal is reached
+4 `train`                           all of this, then step, show, save until the goal is reached
 
 Steps go to standard output, all else to standard error. Torch is imported only when the options
 have been read: `--help` and a mistyped option are answered at once.
@@ -22,6 +22,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -44,10 +45,6 @@ PATIENCE = timedelta(days=1)
 
 class OptionError(Exception):
     """An option has an impossible value, or contradicts another."""
-
-
-class RefusedError(Exception):
-    """A rank cannot go on, and its error message has been printed."""
 
 
 OPTIONS: list[str | tuple[str, Any, str, str]] = [
@@ -252,7 +249,7 @@ class Launch:
         return theirs
 
     def attempt(self, work: Callable[[], T]) -> T:
-        """Run `work` on every rank; raises RefusedError on all of them if it fails on any.
+        """Run `work` on every rank; all of them exit if it fails on any.
 
         Blocks until all ranks have run it. The first rank of those with an error prints it.
         """
@@ -270,7 +267,7 @@ class Launch:
                 is_everywhere = problems.count(problem) == self.world_size
                 say(f"error: {problem if is_everywhere else f'rank {self.rank}: {problem}'}")
             self.gather(None)  # torchrun ends all ranks with the first, so all have printed before
-            raise RefusedError
+            sys.exit(REFUSED)
         return cast(T, result)
 
 
@@ -286,40 +283,41 @@ def say(line: str) -> None:
 def main() -> None:
     """Entry point of `python -m engine.train`."""
     device_variables.prepare(os.environ)
+    launch = Launch()
     try:
-        code = _run(Launch())
+        train(launch)
+    except SystemExit as end:
+        code = cast(int, end.code)
     except KeyboardInterrupt:
         code = INTERRUPTED
-    if code:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # tearing communicators down waits for peers that wait for this rank
-
-
-def _run(launch: Launch) -> int:
-    try:
-        train(launch, *launch.attempt(lambda: prepare(sys.argv[1:], launch)))
-    except RefusedError:
-        return REFUSED
     except Exception as error:
-        import torch
-        import torch.distributed as dist
+        code = _explain(error, launch.rank)
+    else:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # tearing communicators down waits for peers that wait for this rank
 
-        from engine.run.p2p.channel import TransferError
 
-        who, words = f"error: rank {launch.rank}", str(error).partition("\n")[0]
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in words:
-            say(f"{who}: {words}; try a smaller --microbatch-size, --recompute or more ranks")
-        elif isinstance(error, TransferError | dist.DistError) or "gloo/transport" in words:
-            where = words.partition("[")[0].rstrip(": ") or "working together"
-            say(f"{who}: {where}: another rank has died; its own error says why")
-        elif is_known(error):
-            say(f"{who}: {error}")
-            return REFUSED
-        else:
-            traceback.print_exc()
-        return FAILED
-    return 0
+def _explain(error: Exception, rank: int) -> int:
+    """Print what has ended this rank; returns the exit code."""
+    import torch
+    import torch.distributed as dist
+
+    from engine.run.p2p.channel import TransferError
+
+    who, words = f"error: rank {rank}", str(error).partition("\n")[0]
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in words:
+        say(f"{who}: {words}; try a smaller --microbatch-size, --recompute or more ranks")
+    elif isinstance(error, TransferError | dist.DistError) or "gloo/transport" in words:
+        where = words.partition("[")[0].rstrip(": ") or "working together"
+        say(f"{who}: {where}: another rank has died; its own error says why")
+    elif is_known(error):
+        say(f"{who}: {error}")
+        return REFUSED
+    else:
+        traceback.print_exception(error)
+    return FAILED
 
 
 def prepare(
@@ -357,24 +355,18 @@ def prepare(
             f"--save: {source} exists already; go on from it with --resume latest, or choose "
             "another folder"
         )
-    try:
-        if options.save is not None:
+    if options.save is not None:
+        try:
             options.save.mkdir(parents=True, exist_ok=True)
-            if not os.access(options.save, os.W_OK):
-                raise PermissionError(None, "permission denied")
-    except OSError as error:
-        raise OptionError(f"--save: cannot write in {options.save}: {error.strerror}") from None
+            tempfile.TemporaryFile(dir=options.save).close()
+        except OSError as error:
+            raise OptionError(f"--save: cannot write in {options.save}: {error.strerror}") from None
     return options, config, device, source
 
 
-def train(
-    launch: Launch,
-    options: argparse.Namespace,
-    asked: TrainerConfig,
-    device: torch.device,
-    source: Path | None,
-) -> None:
+def train(launch: Launch) -> None:
     """Train to the end, from a checkpoint if there is one. Collective: all ranks decide alike."""
+    options, asked, device, source = launch.attempt(lambda: prepare(sys.argv[1:], launch))
     from engine import checkpoints
     from engine.run import device as devices
     from engine.run.clock import clock_for

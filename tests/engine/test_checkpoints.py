@@ -193,7 +193,7 @@ UNFIT = {
     "moments cut short": (cut(MOMENTS), f"{MOMENTS}: corrupt: "),
     "a file too many": (
         lambda folder: shutil.copy(folder / MODEL, folder / "model.safetensors"),
-        "model.safetensors is no file of it; remove it",
+        "model.safetensors was not saved with it; remove it",
     ),
     "another model's configuration": (
         changed("config.json", "silu", "gelu"),

@@ -101,7 +101,7 @@ def variables():
 """
 STUBS = {
     # Each entry point, and what is put in the place of the first thing that it would run.
-    "engine.train": "_run",
+    "engine.train": "Launch",
     "engine.describe": "facts",
     "ppbench.run.launch.supervisor": "run_on_node",
 }
