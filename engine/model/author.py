@@ -113,7 +113,7 @@ def output_of(module: nn.Module, inputs: Tensor) -> Tensor:
     result = next((part for part in (output, named, *first) if isinstance(part, Tensor)), None)
     if result is None:
         raise TypeError(f"the module returns a {type(output).__name__} without logits")
-    return result if result.dtype in (torch.float32, torch.float64) else result.float()
+    return result.float() if result.dtype in (torch.bfloat16, torch.float16) else result
 
 
 def train_unsplit(

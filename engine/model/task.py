@@ -276,5 +276,5 @@ def own_of(factory: Factory, dtype: torch.dtype, device: torch.device) -> Own | 
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """In at least float32."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    """In at least float32, where it is a floating-point tensor."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
