@@ -22,7 +22,7 @@ from engine.model.chain import Chain, sequential
 from engine.model.factory import Factory, find_factory
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import Model, ModelError
-from engine.model.task import own_of, task_of
+from engine.model.task import Own, own_of, task_of
 
 
 def open_model(
@@ -55,6 +55,21 @@ def open_model(
     if spec.split == "trace" and not spec.split_points:
         raise ModelError('split = "trace" needs split points', "model.split_points")
     factory = Factory(spec.name, find_factory(spec.name), spec.seed)
+    model = _cut_as_asked(spec, factory, shape, device, is_tried=is_tried)
+    if isinstance(model.task, Own):
+        model.task.check_loss(model.output(*shape), shape[0])
+    return model
+
+
+def _cut_as_asked(
+    spec: ModelSpec,
+    factory: Factory,
+    shape: tuple[int, int],
+    device: torch.device,
+    *,
+    is_tried: bool,
+) -> Model:
+    """What a factory returns, to be cut by what it is or by tracing."""
     trained = factory, spec.torch_dtype, device
     if spec.split == "trace":
         from engine.model.traced import traced  # the tracer takes half a second to import

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 from engine.model.data import IGNORED, Data, DataSpec, Loader
 from engine.model.factory import Caster, Factory, dtype_for, seeded
-from engine.model.stage_module import ModelError, first_line
+from engine.model.stage_module import ModelError, TensorSpec, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -145,7 +145,8 @@ class Own:
 
         Of a loss that is a module, a copy is moved to `device`; its tensors have at least float32.
         """
-        self._name, self._batches, self._loss, self._dtype = name, batches, loss, dtype
+        self._name, self._batches, self._loss = name, batches, loss
+        self._dtype, self._device = dtype, device
         self._wide = torch.promote_types(dtype, torch.float32)
         self._examples: dict[int, tuple[Tensor, Tensor]] = {}
         if isinstance(loss, nn.Module):
@@ -217,6 +218,21 @@ class Own:
                 "output, without detaching"
             )
         return loss * (self.num_counted(targets) / num_targets)
+
+    def check_loss(self, output: TensorSpec, size: int) -> None:
+        """Compute the loss once, of an output of zeros. Raises ModelError where that fails."""
+        targets = self.example(size, 0)[1].to(self._device)
+        zeros = torch.zeros(output.shape, dtype=output.dtype, device=self._device)
+        zeros.requires_grad_(output.dtype.is_floating_point or output.dtype.is_complex)
+        try:
+            with seeded(0, is_on_host=True):
+                self.loss(zeros, targets, self.num_counted(targets))
+        except ModelError:
+            raise
+        except Exception as error:
+            shapes = f"{list(output.shape)} and targets of shape {list(targets.shape)}"
+            what = f"{type(error).__name__}: {first_line(error)}"
+            raise self._error(f"the loss fails for an output of shape {shapes}: {what}") from error
 
     def num_counted(self, targets: Tensor) -> int:
         return targets.numel()

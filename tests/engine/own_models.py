@@ -167,6 +167,10 @@ def detached_loss() -> Any:
     return vit()[0], images, lambda scores, labels: cross_entropy(scores.detach(), labels)
 
 
+def failing_loss() -> Any:
+    return vit()[0], images, lambda scores, labels: cross_entropy(scores, labels[:1])
+
+
 def loss_with_weights() -> Any:
     return vit()[0], images, nn.Sequential(nn.Linear(NUM_CLASSES, 1))
 
