@@ -9,6 +9,7 @@ import pytest
 import torch
 from models import configuration_folder
 from pipeline import config, lone_trainer, merged, with_trainer
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM
 
 from engine import checkpoints
@@ -251,6 +252,28 @@ def test_damage_on_one_rank_is_refused_on_all(ranks, checkpoint):
     messages = ranks.run(2, with_trainer, settings, refusal, checkpoint)
     assert messages[0] == messages[1]
     assert MODEL in messages[0]
+
+
+def saved_where_the_second_rank_cannot(trainer, folder):
+    def write_data(*_):
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if trainer.rank == 1:
+            patch.setattr(HuggingFaceStorageWriter, "write_data", write_data)
+        with pytest.raises(CheckpointError) as refused:
+            checkpoints.save(trainer, folder, Progress(1))
+    trainer.gather(None)  # the first rank removes the rest
+    return str(refused.value), list(folder.iterdir())
+
+
+def test_a_rank_that_cannot_write_ends_the_save_of_all(ranks, tmp_path):
+    settings = settings_for("pipeline", **PLAIN)
+    found = ranks.run(2, with_trainer, settings, saved_where_the_second_rank_cannot, tmp_path)
+    words = "the checkpoint could not be written: rank 1: OSError: [Errno 28] No space left"
+    for message, left in found:
+        assert message.startswith(words)
+        assert not left
 
 
 def test_sgd_goes_on_with_its_momentum_and_is_held_to_it(tmp_path):
