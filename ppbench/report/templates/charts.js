@@ -16,9 +16,8 @@ class Chart {
     div.replaceChildren(this.keys, this.grid);
   }
 
-  // Draws a chart or a lone figure, as parsed; returns whether anything of it is left.
-  draw(figure, selected) {
-    const chart = figure.panels ? figure : { panels: [{ title: "", ...figure }], shared: [], along: "" };
+  // Draws a chart, as parsed; returns whether anything of it is left.
+  draw(chart, selected) {
     const traces = chart.panels.flatMap(({ data }) => data);
     const names = new Set(traces.filter((trace) => trace.showlegend).map(({ name }) => name));
     const panels = panelsOf(chart, selected);
@@ -26,7 +25,7 @@ class Chart {
     const drawn = panels.flatMap(({ data }) => data);
     const keys = [...names].map((name) => [...drawn, ...traces.filter(isKey)].find((trace) => trace.name === name));
     this.drawKeys(keys.filter(Boolean), new Set(drawn.filter((trace) => !isKey(trace)).map(({ name }) => name)));
-    this.grid.style.setProperty("--least", `${chart.leastWidth ?? 0}px`);
+    this.grid.style.setProperty("--least", `${chart.leastWidth}px`);
     while (this.grid.childElementCount > panels.length) {
       Plotly.purge(this.grid.lastChild.lastChild);
       this.grid.lastChild.remove();
