@@ -1,5 +1,5 @@
 // What the scripts of tests call on a page.
-const pause = () => new Promise((done) => setTimeout(done, 20));
+const pause = (ms = 20) => new Promise((done) => setTimeout(done, ms));
 const until = async (check) => {
   for (let n = 0; n < 250 && !check(); n++) await pause();
   return check();
@@ -7,6 +7,13 @@ const until = async (check) => {
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const texts = (selector, within) => all(selector, within).map((node) => node.textContent);
 const seen = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+// Charts and timelines are drawn when they come near the screen.
+const isDrawn = (div) => div?.querySelector(".main-svg, .tl-axis") != null;
+const show = async (div) => { div.scrollIntoView(); await until(() => isDrawn(div)); };
+const drawAll = async () => {
+  for (const div of all(".chart")) if (div.checkVisibility()) await show(div);
+  scrollTo(0, 0);
+};
 // Boxes of all texts, a little lower than their lines are high.
 const textBoxes = () => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);

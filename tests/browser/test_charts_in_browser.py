@@ -31,12 +31,7 @@ def tab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Tab:
     store, page = store_with(folder, rows), folder / "page.html"
     write_report(page, store, store.runs(), title="charts", command="ppbench", sweep_text=None)
     tab = Tab(browser, page, 1440)
-    tab.evaluate("""(async () => {
-      for (const div of all(".chart.plotted")) {
-        div.scrollIntoView();
-        await until(() => div.querySelector(".main-svg"));
-      }
-    })()""")
+    tab.evaluate("drawAll()")
     return tab
 
 

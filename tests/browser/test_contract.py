@@ -24,14 +24,6 @@ SCREENS = (
 MOST_BYTES = 1_200_000
 """Of a page without plotly's own code."""
 LOOK = """
-const rest = (ms = 30) => new Promise((done) => setTimeout(done, ms));
-const drawAll = async () => {
-  for (const div of all(".chart").filter((node) => node.checkVisibility())) {
-    div.scrollIntoView();
-    await until(() => div.querySelector(".main-svg, .tl-axis"));
-  }
-  scrollTo(0, 0);
-};
 const CONTROLS = "a, button, summary, label.chip, input[type=search]";
 // What lies on the middle of a control, if it is not the control itself.
 const covered = async () => {
@@ -113,7 +105,7 @@ def test_a_page_keeps_to_the_contract(tab: Tab, page: Path, request: pytest.Fixt
     tab.show_as(PAPER_PX, "dark")
     tab.call("Emulation.setEmulatedMedia", media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    tab.evaluate("rest(200)")
+    tab.evaluate("pause(200)")
     assert tab.evaluate("overlaps()[1]") == []
     assert tab.evaluate("faint()") == []
     assert tab.evaluate("all('.copy, #contents, #find').filter(seen)") == []

@@ -17,7 +17,7 @@ pytestmark = needs_browser
 OPEN = ("0B0", "1B0")
 """By rank: where each is when rank 1 is stopped."""
 LOOK = """
-const isDrawn = (div) => div?.timeline?.drawn != null;
+const isReady = (div) => div?.timeline?.drawn != null;
 """
 # Right after the start of the first bar of a trace: its end is far off to the right.
 START = """(() => {
@@ -58,14 +58,14 @@ def opened(request: pytest.FixtureRequest, browser: Browser, pages: tuple[Path, 
       all("#failures details").forEach((details) => { details.open = true; });
       globalThis.div = all("#failures .chart, section.timeline .chart")[0];
       div.scrollIntoView();
-      await until(() => isDrawn(div));
+      await until(() => isReady(div));
     })()""")
     keep(tab, f"{pages[number].stem}-{width}-{scheme}")
     return Opened(tab, pages[number])
 
 
 def test_a_failed_run_is_drawn_and_its_error_is_text(opened: Opened) -> None:
-    assert opened.tab.evaluate("isDrawn(div)")
+    assert opened.tab.evaluate("isReady(div)")
     assert NASTY in str(opened.tab.evaluate("document.body.innerText"))
     assert opened.tab.evaluate("document.title") != "taken over"
 

@@ -26,17 +26,9 @@ SCREENS = [
 ]
 
 LOOK = """
-const rest = (ms = 30) => new Promise((done) => setTimeout(done, ms));
 const frameOf = (node) => {
   const { left, right, top, bottom } = node.getBoundingClientRect();
   return { left, right, top, bottom };
-};
-const drawAll = async () => {
-  for (const div of all(".chart").filter((node) => node.checkVisibility())) {
-    div.scrollIntoView();
-    await until(() => div.childElementCount);
-  }
-  scrollTo(0, 0);
 };
 """
 
@@ -50,9 +42,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Iterator[Tab]:
     width, scheme = request.param
     tab = Tab(browser, page, width, scheme, LOOK)
-    tab.evaluate(
-        "(async () => { while (!document.querySelector('#answer .main-svg')) await rest(); })()"
-    )
     tab.evaluate("drawAll()")
     keep(tab, f"first-{width}-{scheme}")
     yield tab
@@ -81,7 +70,7 @@ def click(tab: Tab, selector: str, nth: int = 0) -> None:
       if (top < 0 || bottom > innerHeight) node.scrollIntoView({{ block: "center" }});
       // Charts that come near are drawn, and may move what is below them.
       const topOf = () => frameOf(node).top;
-      for (let before = NaN; before !== topOf(); await rest(250)) before = topOf();
+      for (let before = NaN; before !== topOf(); await pause(250)) before = topOf();
       const box = node.getClientRects()[0];
       return [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
     }})()"""
@@ -116,7 +105,7 @@ def test_a_click_anywhere_in_a_row_opens_its_timeline_and_another_closes_it(desk
     script = """(async () => {
       const detail = document.querySelector("#runs tr.detail");
       const isDrawn = () => detail.querySelector(".chart").childElementCount > 0;
-      for (let n = 0; n < 400 && !detail.hidden && !isDrawn(); n++) await rest();
+      for (let n = 0; n < 400 && !detail.hidden && !isDrawn(); n++) await pause();
       const opener = document.querySelector("#runs .opener");
       return [!detail.hidden, isDrawn(), opener.getAttribute("aria-expanded")];
     })()"""
@@ -130,7 +119,7 @@ def test_a_click_anywhere_in_a_row_opens_its_timeline_and_another_closes_it(desk
 
 def test_the_contents_lead_to_their_sections(desk: Tab) -> None:
     click(desk, "#contents a[href='#bubble']")
-    desk.evaluate("rest(300)")
+    desk.evaluate("pause(300)")
     top = desk.evaluate("frameOf(document.getElementById('bubble')).top")
     assert 0 <= top < 200  # type: ignore[operator]
     assert (
@@ -142,11 +131,11 @@ def test_what_is_about_the_whole_sweep_is_hidden_while_filters_are_set(desk: Tab
     chip = "#filters input[data-axis=schedule][value='1f1b']"
     desk.evaluate("document.getElementById('throughput').scrollIntoView()")
     before = desk.evaluate(
-        "(async () => (await rest(200), frameOf(document.getElementById('throughput')).top))()"
+        "(async () => (await pause(200), frameOf(document.getElementById('throughput')).top))()"
     )
     click(desk, f"label.chip:has({chip[9:]})")
     shown = desk.evaluate("""(async () => {
-      await rest(200);
+      await pause(200);
       return {
         sweep: all(".sweep").filter((node) => node.checkVisibility()).length,
         note: document.getElementById("hidden-answer").textContent,

@@ -15,7 +15,6 @@ from ppbench.display.commands import from_anywhere
 pytestmark = needs_browser
 NARROW = 400
 LOOK = """
-const isDrawn = (div) => div?.querySelector(".main-svg, .tl-axis") != null;
 const section = all("section[id^=series-]").find((one) => one.querySelector("[id$=change-0]"));
 const chart = section.querySelector(".chart");
 const plot = () => section.querySelector(".chart .plot");

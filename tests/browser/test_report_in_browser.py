@@ -20,8 +20,6 @@ from ppbench.store import Store
 pytestmark = needs_browser
 
 LOOK = """
-const isDrawn = (div) => div.querySelector(".main-svg, .tl-axis") !== null;
-const show = async (div) => { div.scrollIntoView(); await until(() => isDrawn(div)); };
 const chart = (name) => document.querySelector(`#${name} .chart`);
 const timelines = (state) => all(`details.timeline${state} .chart`);
 const chips = (axis) => all(`#filters input[data-axis="${axis}"]`);
@@ -59,10 +57,7 @@ def tab(request: pytest.FixtureRequest) -> Tab:
 def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
     """The page as someone has it who has scrolled through it."""
     tab = Tab(browser, page, width, scheme, LOOK)
-    tab.evaluate("""(async () => {
-      for (const div of all(".chart")) if (div.checkVisibility()) await show(div);
-      scrollTo(0, 0);
-    })()""")
+    tab.evaluate("drawAll()")
     keep(tab, f"report-{width}-{scheme}")
     return tab
 

@@ -216,11 +216,13 @@ def _causes(store: Store, measured: pd.DataFrame, judged: Judged) -> Iterator[Se
         "Shares of rank-time, over all measured steps. The program is replayed with more and more "
         "of the run's own times, and each part is the idle time that the next one adds: equal "
         "stages and free transfers first, then the stages' mean costs, the channels' mean "
-        f"transfers, {of_replicas}each action's own time. Launch gaps are the rest, so the "
-        "parts add up exactly. This lists them by rank, with what-if estimates:"
+        f"transfers, {of_replicas}each action's own time. Launch gaps are the rest, so the parts "
+        "add up exactly."
     )
-    explain = command_of("explain", "RUN", results=store.folder)
-    blocks += [Text(about, kind="note"), Code(explain)]
+    blocks.append(Text(about, kind="note"))
+    if run is not None:
+        explain = command_of("explain", str(run["run_id"]), results=store.folder)
+        blocks.append(Code(explain, "By rank, with what-if estimates"))
     if run is not None and int(run["replicas"]) > 1:
         with contextlib.suppress(StoreError):  # its spans are lost
             run_id, found = stragglers_of_run(store, str(run["run_id"]))
