@@ -1,25 +1,24 @@
 """Stages of a transformers causal LM: built on the meta device, cut, then given their weights.
 
-Generic over `base_model_pp_plan`, by which an architecture names what comes before, in and after
-its list of layers. The cut keeps the model's own forward: what a stage does not own is replaced by
-a module that passes its first argument through, and the layer list keeps its length, so that masks,
-rotary positions and per-layer attributes are computed by the model's own code on every stage and
-parameters keep the names that they have in the unsplit model. Trimming the list instead would shift
-whatever depends on a layer's index.
+Generic over a plan: what comes before, in and after the list of layers. The cut keeps the model's
+own forward: what a stage does not own is replaced by a module that passes the hidden state through,
+and the layer list keeps its length, so that masks, rotary positions and per-layer attributes are
+computed by the model's own code on every stage and parameters keep the names that they have in the
+unsplit model. Trimming the list instead would shift whatever depends on a layer's index.
 
     first    token ids -> [ before, layers 0..a ] ------------------------------> hidden
     middle   hidden -> (1) [ before: skipped ] (2) -> [ layers b..c ] (3) -> hidden
     last     hidden -> (1) [ before: skipped ] (2) -> [ layers d..n, after, head ] -> logits
 
 (1) The base model is called with `inputs_embeds`. (2) Whatever it does to embeddings (scaling,
-dropout) was done on the first stage already, so at the entrance of the list its result is replaced
-by what was received. (3) What leaves the list is what is sent.
+positions, dropout) was done on the first stage already, so at the entrance of the list its result
+is replaced by what was received. (3) What leaves the list is what is sent.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +36,7 @@ from engine.model.stage_module import (
     TensorSpec,
 )
 from engine.model.storages import first_names, sources_of
+from engine.model.structure import Plan, in_words
 from engine.model.task import NextToken, Own, Task
 
 CAUSAL = "engine_causal"
@@ -47,33 +47,31 @@ would make the host wait for the device in each forward.
 """
 AttentionInterface.register(CAUSAL, sdpa_attention_forward)
 
+_KEYS = "name its module in model.before_layers or model.after_layers"
 Fill = Callable[[PreTrainedModel], None]
 """Gives a cut model, which is on the meta device, its weights, on the CPU."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Where an architecture says its parts are: names of the base model's children."""
+class _OnAnotherStage(nn.Module):
+    """Stands where another stage's module would: passes the hidden state through.
 
-    before: tuple[str, ...]  # on the first stage
-    layers: str
-    after: tuple[str, ...]  # on the last stage
-
-
-class _Absent(nn.Module):
-    """Stands where another stage's module would: passes its first argument through.
-
-    Takes over the attributes that the model reads from a layer (such as `attention_type`).
+    What is given none, as a table of positions, returns a zero: its result is added to a hidden
+    state. Takes over the attributes that the model reads from a layer (such as `attention_type`).
     """
 
-    def __init__(self, replaced: nn.Module) -> None:
+    def __init__(self, replaced: nn.Module, num_outputs: int = 0) -> None:
         super().__init__()
-        for name, value in vars(replaced).items():
-            if isinstance(value, int | float | str | bool) and name != "training":
+        for name in {*dir(replaced)} - {*dir(self)}:
+            value = inspect.getattr_static(replaced, name, None)
+            if isinstance(value, int | float | str | bool):
                 setattr(self, name, value)
+        self._num_outputs = num_outputs
 
-    def forward(self, hidden_states: Tensor, *_args: object, **_kwargs: object) -> Tensor:
-        return hidden_states
+    def forward(self, *args: object, **kwargs: object) -> object:
+        named = (kwargs.get(name) for name in ("hidden_states", "inputs_embeds"))
+        given = (x for x in (*args, *named) if isinstance(x, Tensor))
+        hidden = next((x for x in given if x.is_floating_point() and x.ndim > 2), torch.zeros(()))
+        return (hidden, *[None] * (self._num_outputs - 1)) if self._num_outputs else hidden
 
 
 class CausalLMStage(StageModule):
@@ -84,7 +82,7 @@ class CausalLMStage(StageModule):
     ) -> None:
         super().__init__(layers, is_first=is_first, is_last=is_last)
         self.model, self._listed = model, plan.layers
-        listed = getattr(model.base_model, plan.layers)
+        listed = plan.layers_of(model)
         self._units = [listed[index] for index in layers]
         self._received: Tensor | None = None
         self._leaving: Tensor | None = None
@@ -127,7 +125,7 @@ class CausalLMStage(StageModule):
     def entrance(self) -> str | None:
         if self.is_first or not self.layers:
             return super().entrance
-        return f"{self.model.base_model_prefix}.{self._listed}.{self.layers.start}"
+        return f"{self._listed}.{self.layers.start}"
 
     @property
     def units(self) -> list[nn.Module]:
@@ -151,6 +149,7 @@ class CausalLM:
         self,
         build: Callable[[], PreTrainedModel],
         fill: Fill,
+        plan: Plan,
         hooked: Collection[str] = (),
         own: Own | None = None,
     ) -> None:
@@ -158,38 +157,43 @@ class CausalLM:
 
         `hooked` are the weights whose own hooks look at their gradients, `own` the batches and loss
         that a factory brings.
-        Raises ModelError when the architecture has no plan, or one that does not say where
-        everything belongs.
+        Raises ModelError when the plan does not say where every parameter belongs.
         """
-        self._build, self._fill = build, fill
+        self._build, self._fill, self.plan = build, fill, plan
         skeleton = build()
         self.config: PreTrainedConfig = skeleton.config
         self.architecture = type(skeleton).__name__
-        self.plan = plan_of(skeleton)
-        self._base = f"{skeleton.base_model_prefix}."
         self._sources = sources_of(skeleton, skeleton.all_tied_weights_keys)
         self._names = [name for name, _ in skeleton.named_parameters(remove_duplicate=False)]
+        if homeless := [name for name in self._names if not plan.part_of(name)]:
+            is_loose = homeless[0].rpartition(".")[0] in plan.path
+            fix = "put it into a module of its own" if is_loose else _KEYS
+            raise ModelError(
+                f"architecture {self.architecture}: its plan does not say on which stage "
+                f'"{homeless[0]}" belongs, which has parameters: before {plan.layers} come '
+                f"{in_words(plan.before)}, after it {in_words(plan.after)}; {fix}"
+            )
         buffers = first_names(skeleton.named_buffers(remove_duplicate=False))
         self._shared_buffers = {name: first for name, first in buffers.items() if name != first}
-        layers = getattr(skeleton.base_model, self.plan.layers)
+        layers = plan.layers_of(skeleton)
         self._hooked = frozenset(hooked)
-        # Where a cut goes through: on the model, its base model and the last layer.
-        last = f"{self._base}{self.plan.layers}.{len(layers) - 1}"
-        cut = {n: skeleton.get_submodule(n) for n in ("", skeleton.base_model_prefix, last)}
+        # Where a cut goes through: on all that the list is in, and the last layer.
+        self._last = f"{plan.layers}.{len(layers) - 1}"
+        cut = {name: skeleton.get_submodule(name) for name in (*plan.path, self._last)}
         hooks = {name or self.architecture: hook_on(module) for name, module in cut.items()}
         self._hooks = {name: what for name, what in hooks.items() if what}
         self.num_layers = len(layers)
         self.num_parameters = _num_parameters(skeleton)
-        self.task: Task = own or NextToken(int(self.config.vocab_size))
-        self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        text = self.config.get_text_config()
+        self._vocab_size, self._width = int(text.vocab_size), int(text.hidden_size)
+        self.task: Task = own or NextToken(self._vocab_size)
+        self.max_positions: int | None = getattr(text, "max_position_embeddings", None)
         self.dtype = skeleton.dtype
-        sizes = [_num_parameters(layer) for layer in layers]
         before, after = (
-            sum(_num_parameters(getattr(skeleton.base_model, name)) for name in names)
-            for names in (self.plan.before, self.plan.after)
-        )
-        head = sum(_num_parameters(getattr(skeleton, name)) for name in _outside_base(skeleton))
-        self.costs = Costs(tuple(sizes), before, after + head)  # tied weights count on both
+            sum(_num_parameters(skeleton.get_submodule(name)) for name in names)
+            for names in (plan.before, plan.after)
+        )  # tied weights count on both
+        self.costs = Costs(tuple(_num_parameters(layer) for layer in layers), before, after)
 
     def skeleton(self) -> PreTrainedModel:
         """The whole model without its weights, made anew."""
@@ -208,8 +212,7 @@ class CausalLM:
                     "(partition), or give each its own"
                 )
         for name, what in self._hooks.items():
-            is_end = name == f"{self._base}{self.plan.layers}.{self.num_layers - 1}"
-            if not is_end or not (partition[-1] or "backward" not in what):
+            if name != self._last or not (partition[-1] or "backward" not in what):
                 raise ModelError(
                     f"{self.architecture}: {name} has a {what}, which would see only a stage's "
                     "part of the model; register it on a layer that is not cut, or train on one "
@@ -230,22 +233,20 @@ class CausalLM:
 
     def _stage_of(self, name: str, partition: Partition) -> int:
         """The stage on which a parameter or buffer of this name is."""
-        part, _, rest = name.removeprefix(self._base).partition(".")
-        if not name.startswith(self._base) or part in self.plan.after:
-            return len(partition) - 1
-        if part != self.plan.layers:
-            return 0
-        layer = int(rest.partition(".")[0])
+        part = self.plan.part_of(name)
+        if part != "layers":
+            return len(partition) - 1 if part == "after" else 0
+        layer = int(name.removeprefix(f"{self.plan.layers}.").partition(".")[0])
         return next(stage for stage, layers in enumerate(partition) if layer in layers)
 
     def messages(self, partition: Partition, batch: int, seq_len: int) -> list[Message]:
         ids, _ = self.task.example(batch, seq_len)
-        hidden = TensorSpec((*ids.shape, int(self.config.hidden_size)), self.dtype)
+        hidden = TensorSpec((*ids.shape, self._width), self.dtype)
         return [(hidden,)] * (len(partition) - 1)
 
     def output(self, batch: int, seq_len: int) -> TensorSpec:
         ids, _ = self.task.example(batch, seq_len)
-        return TensorSpec((*ids.shape, int(self.config.vocab_size)), self.dtype)
+        return TensorSpec((*ids.shape, self._vocab_size), self.dtype)
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         layers = partition[stage]
@@ -276,19 +277,17 @@ class CausalLM:
         is_last: bool,
     ) -> None:
         """Take out what is not owned, but for what has a weight of these names."""
-        base = model.base_model
-        listed = getattr(base, self.plan.layers)
+        listed = self.plan.layers_of(model)
         for index, layer in enumerate(listed):
-            prefix = f"{self._base}{self.plan.layers}.{index}."
-            if index not in owned and not _has_any(prefix, needed):
-                listed[index] = _Absent(layer)
-        children = () if is_first else self.plan.before
-        children += () if is_last else self.plan.after
-        elsewhere = [(base, self._base, name) for name in children]
-        elsewhere += [(model, "", name) for name in (() if is_last else _outside_base(model))]
-        for parent, prefix, name in elsewhere:
-            if not _has_any(f"{prefix}{name}.", needed):
-                setattr(parent, name, _Absent(getattr(parent, name)))
+            if index not in owned and not _has_any(f"{self.plan.layers}.{index}.", needed):
+                listed[index] = _OnAnotherStage(layer, self.plan.num_outputs)
+        elsewhere = (*(() if is_first else self.plan.before), *(() if is_last else self.plan.after))
+        for name in elsewhere:
+            if not _has_any(f"{name}.", needed):
+                parent, _, own = name.rpartition(".")
+                setattr(
+                    model.get_submodule(parent), own, _OnAnotherStage(model.get_submodule(name))
+                )
 
 
 def _has_any(prefix: str, names: Collection[str]) -> bool:
@@ -298,55 +297,21 @@ def _has_any(prefix: str, names: Collection[str]) -> bool:
 def with_plain_attention(model: PreTrainedModel) -> PreTrainedModel:
     """The same model without masks, where its layers' masks say no more than "causal".
 
-    They do where nothing in the configuration speaks of windows, chunks or looking ahead.
+    They do where nothing in the configuration speaks of windows, chunks or looking ahead. Layers
+    that do not ask transformers for their attention would take no mask for no causality.
     """
     config = model.config
-    if config._attn_implementation != "sdpa":
+    if config._attn_implementation != "sdpa" or not model._supports_attention_backend:
         return model
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     marks = ("sliding", "window_size", "attention_chunk", "bidirectional", "block_size")
     is_marked = any(
-        value for name, value in config.to_dict().items() if any(mark in name for mark in marks)
+        value for name, value in text.to_dict().items() if any(mark in name for mark in marks)
     )
     if kinds == {"full_attention"} and not is_marked:
         model.set_attn_implementation(CAUSAL)
     return model
-
-
-def plan_of(model: PreTrainedModel) -> Plan:
-    """The architecture's own plan. Raises ModelError where it leaves something open."""
-    declared = model.config.base_model_pp_plan
-    name = type(model).__name__
-    if not declared:
-        raise ModelError(
-            f"architecture {name} declares no base_model_pp_plan, so nothing says how to cut it; "
-            "use one that does (ppbench models check lists them), or let a factory "
-            '("package.module:factory") return the model and cut it with split = "trace"'
-        )
-    parts = list(declared)
-    base = model.base_model
-    lists = [part for part in parts if isinstance(getattr(base, part, None), nn.ModuleList)]
-    if base is model or len(lists) != 1:
-        raise ModelError(
-            f"architecture {name}: its plan {parts} must name one list of layers, found {lists}"
-        )
-    split = parts.index(lists[0])
-    plan = Plan(tuple(parts[:split]), lists[0], tuple(parts[split + 1 :]))
-    for child, module in base.named_children():
-        if child not in parts and any(True for _ in module.parameters()):
-            raise ModelError(
-                f"architecture {name}: its plan {parts} does not say on which stage "
-                f'"{child}" belongs, which has parameters'
-            )
-    loose = [name for name, _ in base.named_parameters(recurse=False)]
-    if loose:
-        raise ModelError(f"architecture {name}: parameters {loose} belong to no part of its plan")
-    return plan
-
-
-def _outside_base(model: PreTrainedModel) -> tuple[str, ...]:
-    """What a causal LM has besides its base model: the head."""
-    return tuple(name for name, child in model.named_children() if child is not model.base_model)
 
 
 def _num_parameters(module: nn.Module) -> int:

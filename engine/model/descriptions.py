@@ -1,4 +1,4 @@
-"""Plain descriptions of models, and of checks of them, for processes that do not import torch.
+"""Plain descriptions of models, for processes that do not import torch.
 
 `engine.describe` reads and writes them as JSON.
 """
@@ -21,6 +21,9 @@ class Identity:
     trust_remote_code: bool
     dtype: str
     tokenizer: str
+    layers: str = ""
+    before_layers: tuple[str, ...] = ()
+    after_layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,29 +46,6 @@ class Facts:
     problem: Problem | None = None
     costs: Costs | None = None  # parameters of each layer, and before and after the layers
     targets_per_sample: int | None = None  # of a factory's own batches; None: trained on text
-
-
-@dataclass(frozen=True)
-class Check:
-    """The result of checking an architecture.
-
-    `status`: `exact`; `refused`, with the error that a user gets before any rank starts; `wrong`;
-    or `error`. The `largest_difference` is of losses, gradients and weights, relative to the
-    largest element.
-    """
-
-    architecture: str
-    status: str
-    dtype: str | None = None
-    largest_difference: float | None = None
-    num_parameters: int | None = None
-    seconds: float | None = None
-    reason: str = ""
-
-    @property
-    def has_failed(self) -> bool:
-        """A refusal is no failure: it is said before anything runs."""
-        return self.status in ("wrong", "error")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ def spec_of(identity: Identity) -> ModelSpec:
         trust_remote_code=identity.trust_remote_code,
         split=identity.split,
         split_points=tuple(identity.split_points),
+        layers=identity.layers,
+        before_layers=tuple(identity.before_layers),
+        after_layers=tuple(identity.after_layers),
     )
 
 

@@ -26,7 +26,7 @@ from engine.model.causal_lm import CausalLM, with_plain_attention
 from engine.model.checkpoint import Locate, checkpoint_files, locate_in, read_json
 from engine.model.factory import Factory
 from engine.model.presets import PRESETS
-from engine.model.probe import check_splits
+from engine.model.probe import plan_of
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import Model, ModelError, first_line
 from engine.model.task import Own
@@ -34,7 +34,7 @@ from engine.model.weights import cast_parameters, copy_tensors, initialise, read
 
 
 def from_factory(
-    factory: Factory, dtype: torch.dtype, is_tried: bool, own: Own | None = None
+    factory: Factory, spec: ModelSpec, is_tried: bool, own: Own | None = None
 ) -> Model:
     skeleton = factory.skeleton
     assert isinstance(skeleton, PreTrainedModel)
@@ -43,16 +43,15 @@ def from_factory(
         """The factory's own module, whatever it has done to it, without its weights."""
         model = factory.build(set())
         assert isinstance(model, PreTrainedModel)
-        cast_parameters(model, dtype)
+        cast_parameters(model, spec.torch_dtype)
         return with_plain_attention(model)
 
     def fill(model: PreTrainedModel) -> None:
         owned = {factory.canonical[name] for name, _ in model.named_parameters()}
         copy_tensors(factory.build(owned), model)
 
-    if not is_tried:
-        check_splits(skeleton.config, type(skeleton))
-    return CausalLM(build, fill, factory.hooked, own)
+    plan = plan_of(skeleton, spec, type(skeleton), is_tried=is_tried)
+    return CausalLM(build, fill, plan, factory.hooked, own)
 
 
 def from_name(spec: ModelSpec, is_tried: bool) -> Model:
@@ -81,10 +80,8 @@ def from_name(spec: ModelSpec, is_tried: bool) -> Model:
         else:
             initialise(model, spec.seed, whole)
 
-    model = CausalLM(build, fill)
-    if not preset and not is_tried:
-        check_splits(config)
-    return model
+    plan = plan_of(build(), spec, is_tried=is_tried or preset is not None)
+    return CausalLM(build, fill, plan)
 
 
 def preset_config(name: str) -> LlamaConfig:

@@ -1,4 +1,4 @@
-"""Whether an architecture can be cut: a tiny one is, and compared with itself unsplit.
+"""Whether an architecture trains exactly: a tiny one is cut, and compared with itself whole.
 
 A plan only names the parts. An architecture may also hand values from layer to layer beside the
 hidden state, look at token ids inside its layers or run them several times; then a cut one would
@@ -10,76 +10,189 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 
 from engine.model.author import Pair, farthest, largest, pairs_of_gradients, train_unsplit
-from engine.model.causal_lm import CausalLM, plan_of, with_plain_attention
+from engine.model.causal_lm import CausalLM, with_plain_attention
 from engine.model.data import StepBatch
 from engine.model.partition import partition_layers
-from engine.model.spec import DTYPES
-from engine.model.stage_module import ModelError, first_line
+from engine.model.spec import DTYPES, ModelSpec
+from engine.model.stage_module import ModelError, StageModule, first_line
+from engine.model.structure import Plan, declared_plan, found_plan
 from engine.model.tiny import VOCAB_SIZE, tiny_config
 from engine.model.weights import initialise
 
-SEQ_LEN = 24
+NUM_STAGES = 3
+SEQUENCES, SEQ_LEN = 2, 24  # of each of two microbatches
 MOST_PARAMETERS = 100_000_000
 EXACT = {"float64": 1e-10, "float32": 1e-5}
 """The largest difference relative to the largest element; in float32 all there may be is rounding.
 
 Some mixtures of experts have no kernel for float64."""
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Tiny:
-    """A tiny model of an architecture, in the most exact dtype in which it runs."""
+class Check:
+    """The result of trying an architecture.
 
-    model: CausalLM
-    config: PreTrainedConfig
-    kind: str  # its dtype
-    whole: Callable[[], PreTrainedModel]  # makes transformers' own, in training mode
-
-
-def tiny_of(config: PreTrainedConfig, owner: type[PreTrainedModel] | None = None) -> Tiny:
-    """A tiny model of a configuration, made by its own class or by `owner`.
-
-    Raises ModelError when the architecture cannot be made tiny, does not run, or has no usable
-    plan.
+    `status`: `exact`; `refused`, with the error that a user gets before any rank starts; or
+    `error`. `plan`: `declared` by the architecture, or `found`. The `largest_difference` is of
+    losses and gradients, relative to the largest element.
     """
-    name = config.model_type
-    try:
-        small = tiny_config(config)
-        with torch.device("meta"):  # nothing gets memory before the model is known to be tiny
-            skeleton = _whole(small, "float32", owner)
-    except Exception as error:
-        raise ModelError(f"{name}: no small model can be made to try it: {_line(error)}") from error
-    plan_of(skeleton)
-    num_parameters = sum(parameter.numel() for parameter in skeleton.parameters())
-    if num_parameters > MOST_PARAMETERS:
-        raise ModelError(f"{name}: no small model can be made to try it: {num_parameters:,} remain")
-    reason = ""
-    for kind in EXACT:
-        whole = functools.partial(_whole, small, kind, owner)
+
+    architecture: str
+    status: str
+    plan: str | None = None
+    dtype: str | None = None
+    largest_difference: float | None = None
+    num_parameters: int | None = None
+    seconds: float | None = None
+    reason: str = ""
+
+
+class Tiny:
+    """A tiny model of a configuration's architecture, in the most exact dtype in which it runs."""
+
+    def __init__(
+        self, config: PreTrainedConfig, keys: ModelSpec, owner: type[PreTrainedModel] | None
+    ) -> None:
+        """Make it by its own class, or by `owner`, and find its plan.
+
+        `keys` may name its layers, and what is around them. Raises ModelError when it cannot be
+        made, does not run, or has no usable plan.
+        """
+        self.name = name = config.model_type
         try:
-            train_unsplit(whole(), batch())
+            small = tiny_config(config)
+            with torch.device("meta"):  # nothing gets memory before the model is known to be tiny
+                skeleton = _whole(small, "float32", owner)
         except Exception as error:
-            reason = _line(error)
+            raise ModelError(
+                f"{name}: no small model can be made to try it: {_line(error)}"
+            ) from error
+        declared = None if keys.has_plan else declared_plan(skeleton)
+        self.is_declared = declared is not None
+        self.num_parameters = sum(parameter.numel() for parameter in skeleton.parameters())
+        if self.num_parameters > MOST_PARAMETERS:
+            raise ModelError(
+                f"{name}: no small model can be made to try it: {self.num_parameters:,} remain"
+            )
+        self.batch = _batch(small)
+        reason = ""
+        for kind in EXACT:
+            self.kind, self.whole = kind, functools.partial(_whole, small, kind, owner)
+            try:
+                train_unsplit(self.whole(), self.batch)
+                break
+            except Exception as error:
+                reason = _line(error)
         else:
-            fill = functools.partial(initialise, seed=0, rebuild=whole)
-            return Tiny(CausalLM(functools.partial(_skeleton, whole), fill), small, kind, whole)
-    raise ModelError(f"{name}: a small model of it does not run: {reason}")
+            raise ModelError(f"{name}: a small model of it does not run: {reason}")
+        self.plan = declared or found_plan(self.whole(), self.batch.inputs[0], keys)
+
+    def difference(self) -> float:
+        """How far it is from transformers' own model when it is cut. Raises ModelError if far."""
+        fill = functools.partial(initialise, seed=0, rebuild=self.whole)
+        model = CausalLM(functools.partial(_skeleton, self.whole), fill, self.plan)
+        partition = partition_layers("uniform", model.num_layers, NUM_STAGES)
+        try:
+            stages = [model.build_stage(partition, stage, CPU) for stage in range(NUM_STAGES)]
+            state = {
+                n: t.detach().clone() for stage in stages for n, t in stage.own_state().items()
+            }
+            loss = _train(model, stages, self.batch)
+        except Exception as error:
+            raise self._error(
+                f"its layers need more from each other than the hidden state: {_line(error)}"
+            ) from error
+        whole = self.whole()
+        missing, unexpected = whole.load_state_dict(state, strict=False)
+        if left := [*unexpected, *(set(missing) - set(whole.all_tied_weights_keys))]:
+            raise self._error(f"its stages and the whole do not have the same weights: {min(left)}")
+        told, expected = (
+            torch.tensor(number, dtype=torch.float64)
+            for number in (loss, train_unsplit(whole, self.batch))
+        )
+        gradients = {n: p.grad for stage in stages for n, p in stage.own_parameters().items()}
+        for weight in model.shared_weights(partition):
+            parts = [gradients.pop(name) for _, name in weight.owners]
+            there = [part for part in parts if part is not None]
+            gradients[weight.name] = functools.reduce(torch.add, there) if there else None
+        theirs = dict(whole.named_parameters(remove_duplicate=False))
+        ours = ((name, name, gradient) for name, gradient in gradients.items())
+        pairs: list[Pair] = [("the loss of its stages", told, expected, largest(expected))]
+        apart, text = farthest([*pairs, *pairs_of_gradients(ours, theirs, self.kind)])
+        if apart > EXACT[self.kind]:
+            raise self._error(text)
+        return apart
+
+    def _error(self, why: str) -> ModelError:
+        return ModelError(f"architecture {self.name} cannot be split: {why}")
 
 
-def batch() -> StepBatch:
-    """One microbatch of random token ids and targets, always the same."""
+def plan_of(
+    model: PreTrainedModel,
+    keys: ModelSpec,
+    owner: type[PreTrainedModel] | None = None,
+    *,
+    is_tried: bool,
+) -> Plan:
+    """The plan by which a model is cut; tried, unless it is. Raises ModelError where none is exact.
+
+    `owner` is the class that makes a tiny one, if it is none of transformers'.
+    """
+    if is_tried and not keys.has_plan and (declared := declared_plan(model)):
+        return declared
+    parts = keys.layers, keys.before_layers, keys.after_layers
+    key = (model.config.to_json_string(use_diff=False), owner, parts, is_tried)
+    if key not in _PLANS:
+        tiny = Tiny(model.config, keys, owner)
+        if not is_tried:
+            tiny.difference()
+        _PLANS[key] = tiny.plan
+    return _PLANS[key]
+
+
+_PLANS: dict[object, Plan] = {}
+
+
+def _train(model: CausalLM, stages: Sequence[StageModule], batch: StepBatch) -> float:
+    """Leave a step's gradients in the stages; return its loss. Raises what a forward raises."""
+    total, partition = 0.0, [stage.layers for stage in stages]
+    messages = model.messages(partition, SEQUENCES, SEQ_LEN)
+    for ids, targets in zip(batch.inputs, batch.targets, strict=True):
+        x = ids
+        for number, stage in enumerate(stages):
+            (x,) = stage(x)
+            if not stage.is_last and x.shape != messages[number][0].shape:
+                shapes = list(x.shape), list(messages[number][0].shape)
+                raise ValueError("a layer returns {}, not {}".format(*shapes))
+        torch.autograd.backward(loss := model.task.loss(x, targets, batch.num_tokens))
+        total += loss.item()
+    return total
+
+
+def _batch(config: PreTrainedConfig) -> StepBatch:
+    """Two microbatches, always the same: random token ids, among them those that mean something."""
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(1, VOCAB_SIZE, (1, SEQ_LEN + 1), generator=generator)
-    return StepBatch((drawn[:, :-1].contiguous(),), (drawn[:, 1:].contiguous(),), SEQ_LEN)
+    drawn = torch.randint(1, VOCAB_SIZE, (2, SEQUENCES, SEQ_LEN + 1), generator=generator)
+    special = (getattr(config, f"{name}_token_id", None) for name in ("pad", "eos", "bos"))
+    for place, number in enumerate(special):
+        if isinstance(number, int) and 0 <= number < VOCAB_SIZE:
+            drawn[:, :, 5 + 3 * place] = number
+    inputs, targets = drawn[..., :-1].contiguous(), drawn[..., 1:].contiguous()
+    return StepBatch(tuple(inputs), tuple(targets), targets.numel())
 
 
 def _skeleton(whole: functools.partial[PreTrainedModel]) -> PreTrainedModel:
@@ -90,57 +203,40 @@ def _skeleton(whole: functools.partial[PreTrainedModel]) -> PreTrainedModel:
 def _whole(
     config: PreTrainedConfig, kind: str, owner: type[PreTrainedModel] | None
 ) -> PreTrainedModel:
-    config = copy.deepcopy(config)
-    if owner is None:
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=DTYPES[kind])
-    else:
-        model = nn.Module.to(owner(config), DTYPES[kind])
+    make = AutoModelForCausalLM.from_config if owner is None else owner._from_config
+    model: PreTrainedModel = make(copy.deepcopy(config), dtype=DTYPES[kind])
     return nn.Module.train(model)
-
-
-def check_splits(config: PreTrainedConfig, owner: type[PreTrainedModel] | None = None) -> None:
-    """Raises ModelError unless a tiny model of this configuration's architecture splits exactly."""
-    key = (config.to_json_string(use_diff=False), owner)
-    if key not in _VERDICTS:
-        _VERDICTS[key] = why_not_exact(tiny_of(config, owner))
-    if _VERDICTS[key]:
-        raise ModelError(f"architecture {config.model_type} cannot be split: {_VERDICTS[key]}")
-
-
-_VERDICTS: dict[tuple[str, type[PreTrainedModel] | None], str] = {}
-
-
-def why_not_exact(tiny: Tiny) -> str:
-    """What goes wrong when the tiny model is cut into three stages; empty if nothing does."""
-    partition = partition_layers("uniform", tiny.model.num_layers, 3)
-    stages = [tiny.model.build_stage(partition, s, torch.device("cpu")) for s in range(3)]
-    ids, targets = batch().inputs[0], batch().targets[0]
-    try:
-        x = ids
-        for stage in stages:
-            (x,) = stage(x)
-        x = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        loss = cross_entropy(x.flatten(0, 1), targets.flatten())
-        torch.autograd.backward(loss)
-    except Exception as error:
-        return f"its layers need more from each other than the hidden state: {_line(error)}"
-    whole = tiny.whole()
-    state = {name: t.detach() for stage in stages for name, t in stage.own_state().items()}
-    missing, unexpected = whole.load_state_dict(state, strict=False)
-    if left := [*unexpected, *(set(missing) - set(whole.all_tied_weights_keys))]:
-        return f"its stages and the unsplit model do not have the same weights: {min(left)}"
-    expected = torch.tensor(train_unsplit(whole, batch()), dtype=torch.float64)
-    gradients = {n: p.grad for stage in stages for n, p in stage.own_parameters().items()}
-    for weight in tiny.model.shared_weights(partition):
-        parts = [gradients.pop(name) for _, name in weight.owners]
-        there = [part for part in parts if part is not None]
-        gradients[weight.name] = functools.reduce(torch.add, there) if there else None
-    theirs = dict(whole.named_parameters(remove_duplicate=False))
-    ours = ((name, name, gradient) for name, gradient in gradients.items())
-    pairs: list[Pair] = [("the loss of its stages", loss, expected, largest(expected))]
-    apart, text = farthest([*pairs, *pairs_of_gradients(ours, theirs, tiny.kind)])
-    return "" if apart <= EXACT[tiny.kind] else text
 
 
 def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+def architectures() -> list[str]:
+    """The model types of causal LMs that the installed transformers has."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def check_architectures(names: Sequence[str]) -> Iterator[Check]:
+    """Try one after the other as a model of each is before its use; an exception is a result."""
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    for name in names:
+        check, started = Check(name, "refused"), time.monotonic()
+        try:
+            try:
+                config = CONFIG_MAPPING[name]()
+            except Exception as error:
+                raise ModelError(
+                    f"{name}: it has no usual configuration: {_line(error)}"
+                ) from error
+            tiny = Tiny(config, ModelSpec(), None)
+            check = replace(check, plan="declared" if tiny.is_declared else "found")
+            check = replace(check, dtype=tiny.kind, num_parameters=tiny.num_parameters)
+            check = replace(check, status="exact", largest_difference=tiny.difference())
+        except ModelError as error:
+            check = replace(check, reason=str(error))
+        except Exception as error:
+            check = replace(check, status="error", reason=_line(error))
+        yield replace(check, seconds=round(time.monotonic() - started, 2))

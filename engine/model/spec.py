@@ -19,6 +19,8 @@ class ModelSpec:
     `partition` is `uniform`, `parameters`, `measured` or the number of layers of each stage.
     `weights` are a checkpoint's own where there is one (`auto`), or `random` from `seed`.
     `split = "trace"` cuts a factory's module before the submodules named in `split_points`.
+    A transformers model is cut in its list `layers`, `before_layers` are on the first stage and
+    `after_layers` on the last: names of modules, of which those that are not given are found.
     """
 
     name: str = "llama-8m"
@@ -29,10 +31,18 @@ class ModelSpec:
     trust_remote_code: bool = False
     split: str = "auto"
     split_points: tuple[str, ...] = ()
+    layers: str = ""
+    before_layers: tuple[str, ...] = ()
+    after_layers: tuple[str, ...] = ()
 
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether it says where layers are."""
+        return bool(self.layers or self.before_layers or self.after_layers)
 
     @property
     def is_factory(self) -> bool:

@@ -78,6 +78,9 @@ def _cut_as_asked(
         if getattr(configuration, "use_cache", False):  # of transformers; no training wants it
             configuration.use_cache = False
         return traced(factory, spec.split_points, spec.torch_dtype, shape, task_of(*trained))
+    if spec.has_plan and isinstance(factory.skeleton, nn.Sequential):
+        message = f'"{spec.name}" returns an nn.Sequential, each child of which is a layer'
+        raise ModelError(f"{message}; model.layers is for transformers models", "model.layers")
     if isinstance(factory.skeleton, nn.Sequential):
         return sequential(factory, spec.torch_dtype, shape, task_of(*trained))
     from transformers import PreTrainedModel
@@ -85,7 +88,7 @@ def _cut_as_asked(
     if isinstance(factory.skeleton, PreTrainedModel):
         from engine.model.pretrained import from_factory
 
-        return from_factory(factory, spec.torch_dtype, is_tried, own_of(*trained))
+        return from_factory(factory, spec, is_tried, own_of(*trained))
     raise ModelError(
         f'"{spec.name}" returns a {type(factory.skeleton).__name__}, which is neither an '
         'nn.Sequential nor a transformers model; set split = "trace" and split_points'

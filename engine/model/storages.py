@@ -34,13 +34,14 @@ def own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def sources_of(module: nn.Module, declared: Mapping[str, str]) -> dict[str, str]:
-    """Each further name of a shared weight -> its first: what is `declared`, and what code shares.
+    """Each further name of a shared weight -> the name it goes by: the declared one, or the first.
 
-    `declared` says of names to which others they are tied.
+    `declared` says of names to which others they are tied; code shares weights besides.
     """
     first = first_names(module.named_parameters(remove_duplicate=False))
-    pairs = {**{name: source for name, source in first.items() if name != source}, **declared}
-    return {name: first.get(source, source) for name, source in pairs.items() if name != source}
+    known = {first.get(name, name): source for name, source in declared.items()}
+    sources = {**{name: known.get(source, source) for name, source in first.items()}, **declared}
+    return {name: source for name, source in sources.items() if name != source}
 
 
 def overlapping(module: nn.Module) -> tuple[str, str] | None:

@@ -22,6 +22,10 @@ _WIDTHS = {
     "hidden_size_per_layer_input": 8,
     "intermediate_size": 96,
     "ffn_hidden_size": 96,
+    "ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "dim_ff": 96,
+    "dff": 96,
     "expert_ffn_hidden_size": 32,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
@@ -29,16 +33,23 @@ _WIDTHS = {
     "num_hidden_layers": NUM_LAYERS,
     "num_layers": NUM_LAYERS,
     "num_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_heads": 8,
     "num_key_value_heads": 2,
     "swa_num_attention_heads": 4,
     "swa_num_key_value_heads": 2,
     "head_dim": 16,
+    "rotary_dim": 8,
     "swa_head_dim": 16,
     "global_head_dim": 16,
     "max_position_embeddings": 128,
     "sliding_window": 8,
     "sliding_window_size": 8,
     "attention_chunk_size": 8,
+    "mamba_chunk_size": 8,
+    "chunk_size": 8,
+    "mamba_d_state": 16,
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
@@ -64,7 +75,10 @@ _WIDTHS = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-_NEEDED = ("head_dim", "n_routed_experts", "n_shared_experts", "num_experts_per_tok")
+_NEEDED = (
+    *("head_dim", "num_key_value_heads"),
+    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
+)
 """Widths that some defaults leave open although the model cannot be built without them."""
 
 
@@ -87,7 +101,8 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
     quiet = {
         name: 0.0
         for name, value in attributes.items()
-        if isinstance(value, int | float)
+        if value
+        and isinstance(value, int | float)
         and any(word in name for word in ("dropout", "jitter", "pdrop"))
     }
     token_ids = {
@@ -99,8 +114,10 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
     for name, width in _WIDTHS.items():
         with contextlib.suppress(Exception):  # some vary by layer and refuse: left alone
             value = getattr(config, name, None)
+            if isinstance(getattr(type(config), name, None), property):
+                continue  # it follows from others
             is_open = value is None and name in _NEEDED and name in attributes
-            if is_open or (isinstance(value, int) and value > 0):
+            if is_open or (isinstance(value, int) and value > 1):  # one alone has its own graph
                 widths[name] = width
     if "qk_rope_head_dim" in widths:  # latent attention: rotary part's width, a key per head
         latent = {"head_dim": _WIDTHS["qk_rope_head_dim"], "num_key_value_heads": 4}
@@ -111,7 +128,9 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
         if isinstance(values, list) and len(values) == num_layers:
             kinds = [value for index, value in enumerate(values) if value not in values[:index]]
             layer_lists[name] = [kinds[layer % len(kinds)] for layer in range(NUM_LAYERS)]
-    changes = {**widths, **layer_lists, **quiet, **token_ids}
+    parts = ((name, getattr(config, name, None)) for name in config.sub_configs)
+    nested = {name: tiny_config(part) for name, part in parts if isinstance(part, PreTrainedConfig)}
+    changes = {**widths, **layer_lists, **quiet, **token_ids, **nested}
     kind: Any = type(config)
     small: PreTrainedConfig = kind(**{**own, **changes})
     return small

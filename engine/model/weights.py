@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
-from transformers.modeling_utils import LoadStateDictConfig
+from transformers.modeling_utils import LoadStateDictConfig, local_torch_dtype
 from transformers.utils import logging
 
 from engine.model.checkpoint import open_tensors
@@ -33,10 +33,13 @@ def initialise(model: PreTrainedModel, seed: int, rebuild: Callable[[], nn.Modul
 
     The model's own `_init_weights` sets a module's parameters and buffers; what it leaves to the
     modules' constructors is taken from a model that `rebuild` makes. On the CPU, so that all
-    devices get the same numbers.
+    devices get the same numbers. Tables of positions are computed in the model's dtype, as where
+    transformers makes a model; it fills those of a checkpoint's model in float32.
     """
     allocated = _allocate(model, sources_of(model, model.all_tied_weights_keys))
-    with torch.no_grad():
+    kind = model.config.dtype  # an empty stage has no parameter that would tell
+    assert isinstance(kind, torch.dtype)
+    with torch.no_grad(), local_torch_dtype(kind):
         _initialise_below(model, "", model, seed)
     _set_from_constructors(model, allocated, rebuild, seed)
 

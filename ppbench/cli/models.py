@@ -16,6 +16,7 @@ from ppbench.errors import ExitCode, UsageError
 COLUMNS = [
     "architecture",
     "status",
+    "plan",
     "dtype",
     "largest_difference",
     "num_parameters",
@@ -30,19 +31,19 @@ def check(
         list[str] | None, option("--arch NAME", "Architecture; repeatable. Default: all.")
     ] = None,
 ) -> Result:
-    """Train every architecture in two stages and unsplit, and compare loss and gradients."""
+    """Train every architecture in three stages and unsplit, and compare loss and gradients."""
     from ppbench.cli.progress import LiveProgress
 
     checks = []
     with LiveProgress("importing the models") as progress:
-        from engine.check import architectures as known_architectures
-        from engine.check import check_architectures
+        from engine.model.probe import architectures as known_architectures
+        from engine.model.probe import check_architectures
 
         known = known_architectures()
         names = list(dict.fromkeys(architectures or known))
         if unknown := [name for name in names if name not in known]:
             raise UsageError(
-                f'no architecture "{unknown[0]}" with a plan; there are {", ".join(known)}'
+                f'transformers has no causal LM "{unknown[0]}"; it has {", ".join(known)}'
             )
         for check in check_architectures(names):
             checks.append(check)
@@ -50,7 +51,7 @@ def check(
             progress.show(text, text)
     rows = Rows.of_records([asdict(check) for check in checks])
     verdict = f"{sum(check.status == 'exact' for check in checks)} of {len(checks)} exact"
-    has_failed = any(check.has_failed for check in checks)
+    has_failed = any(check.status == "error" for check in checks)
     code = ExitCode.inexact if has_failed else ExitCode.ok
     blocks: list[Block] = [Table(rows, COLUMNS), Text(verdict)]
     return Result(blocks, rows, {"verdict": verdict}, code, notes=[verdict])

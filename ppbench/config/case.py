@@ -133,10 +133,21 @@ class Case:
     model_split: str = setting(
         "auto",
         choice("auto", "trace"),
-        "`auto`: by the plan of its architecture; `trace`: by tracing",
+        "`auto`: by the plan of its architecture, or what is found; `trace`: by tracing",
     )
     model_split_points: tuple[str, ...] = setting(
-        (), kinds.SPLIT_POINTS, "modules that begin a layer when traced, JSON list"
+        (), kinds.MODULES, "modules that begin a layer when traced, JSON list"
+    )
+    model_layers: str = setting(
+        "",
+        kinds.MODULE,
+        "list of a transformers model that is cut; empty: what is declared or found",
+    )
+    model_before_layers: tuple[str, ...] = setting(
+        (), kinds.MODULES, "modules of the first stage that are not found, JSON list"
+    )
+    model_after_layers: tuple[str, ...] = setting(
+        (), kinds.MODULES, "modules of the last stage that are not found, JSON list"
     )
     model_seed: int = setting(0, kinds.SEED, "seed of the initial weights")
     data_source: str = setting("stdlib", kinds.SOURCE, "where tokens come from")

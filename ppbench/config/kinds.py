@@ -297,6 +297,7 @@ NO_KEY = Kind("no key of a sweep file", lambda _: None)
 FLAG = Kind("true or false", lambda value: value if type(value) is bool else None)
 TEXT = matching("text", lambda _: True)
 NAME = matching("text that is not empty", bool)
+MODULE = matching('the name of a module, such as "transformer.h"', lambda _: True)
 SWEEP_NAME = matching("at most 100 letters, digits and . _ -", _NAME.fullmatch)
 SEED = whole(0, 2**63 - 1)
 POSITIVE = number("above 0", lambda value: value > 0)
@@ -344,7 +345,7 @@ RECOMPUTE = Kind(
     "true, false or a list with one for each stage, as in [true, false]",
     lambda value: some(value, FLAG) if isinstance(value, list | tuple) else FLAG.read(value),
 )
-SPLIT_POINTS = listed(
+MODULES = listed(
     'a list of module names, such as ["blocks.4", "blocks.8"]', NAME, str, may_be_one=False
 )
 STAGE_MS = times("stage")

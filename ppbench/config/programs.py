@@ -237,7 +237,9 @@ def read_costs(file: str) -> dict[str, tuple[float, ...]]:
 def is_plain_preset(identity: Identity) -> bool:
     """Whether all facts are known without a process that has torch."""
     is_bytes = identity.tokenizer in ("auto", "bytes")
-    return identity.model in PRESETS and identity.split == "auto" and is_bytes
+    has_plan = identity.layers or identity.before_layers or identity.after_layers
+    is_usual = identity.split == "auto" and not has_plan
+    return identity.model in PRESETS and is_usual and is_bytes
 
 
 def identity_of(case: Case) -> Identity:
@@ -250,6 +252,9 @@ def identity_of(case: Case) -> Identity:
         case.model_trust_remote_code,
         case.model_dtype,
         case.data_tokenizer,
+        case.model_layers,
+        case.model_before_layers,
+        case.model_after_layers,
     )
 
 

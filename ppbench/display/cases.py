@@ -40,6 +40,7 @@ KNOBS = (
     "model_partition",
     "model_split",
     "model_split_points",
+    *("model_layers", "model_before_layers", "model_after_layers"),
     "data_num_workers",
     "train_microbatch_size",
     "train_recompute",

@@ -33,6 +33,7 @@ SIZES = (1, 2, 4, 8)
 """Microbatch sizes that are measured where none are asked for."""
 _DECISIVE = (
     *("model_preset", "model_weights", "model_dtype", "model_split", "model_split_points"),
+    *("model_layers", "model_before_layers", "model_after_layers"),
     *("replicas", "sharding_policy", "seq_len", "device"),
     *("train_optimizer", "train_autocast", "train_compile", "launch_threads_per_rank"),
 )

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.model.tiny import tiny_config
@@ -15,15 +25,19 @@ from engine.model.tiny import tiny_config
 WIDTH = 32
 
 
-def configuration_folder(folder, architecture, *, tied=None, **changes):
-    """A folder with a tiny configuration of an architecture and no weights; returns its path."""
+def configuration(architecture: str, **changes: object) -> PreTrainedConfig:
+    """A tiny configuration of an architecture."""
     config = tiny_config(CONFIG_MAPPING[architecture]())
-    if tied is not None:
-        config.tie_word_embeddings = tied
     for name, value in changes.items():
         setattr(config, name, value)
+    return config
+
+
+def configuration_folder(folder, architecture, *, tied=None, **changes):
+    """A folder with a tiny configuration of an architecture and no weights; returns its path."""
+    changes |= {} if tied is None else {"tie_word_embeddings": tied}
     path = folder / architecture
-    config.save_pretrained(path)
+    configuration(architecture, **changes).save_pretrained(path)
     return str(path)
 
 
@@ -133,6 +147,62 @@ def small_llama() -> LlamaForCausalLM:
     with torch.no_grad():
         model.model.norm.weight.fill_(0.5)
     return model
+
+
+def found(architecture: str, **changes: object) -> PreTrainedModel:
+    """A tiny model of an architecture that declares no plan."""
+    return AutoModelForCausalLM.from_config(configuration(architecture, **changes))
+
+
+gpt2, bloom, gptj = (functools.partial(found, name) for name in ("gpt2", "bloom", "gptj"))
+opt = functools.partial(found, "opt", enable_bias=False)  # a bias of keys has no gradient
+
+
+class TwoLists(GPT2LMHeadModel):
+    """A GPT-2 with a second list of layers, in its head."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__(config)
+        self.tail = nn.ModuleList([nn.Linear(config.n_embd, config.n_embd) for _ in range(2)])
+
+    def forward(self, **given: Any) -> Any:
+        x = self.transformer(**given).last_hidden_state
+        for layer in self.tail:
+            x = layer(x).tanh()
+        return CausalLMOutput(logits=self.lm_head(x))
+
+
+class InTheMiddle(GPT2LMHeadModel):
+    """A GPT-2 one of whose modules is called before the layers, and after them."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__(config)
+        self.between = nn.LayerNorm(config.n_embd)
+
+    def forward(self, input_ids: Tensor, **given: Any) -> Any:
+        x = self.between(self.transformer.wte(input_ids))
+        x = self.transformer(inputs_embeds=x, **given).last_hidden_state
+        return CausalLMOutput(logits=self.lm_head(self.between(x)))
+
+
+class Loose(GPT2LMHeadModel):
+    """A GPT-2 with a parameter that no module has."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__(config)
+        self.transformer.scale = nn.Parameter(torch.ones(1))
+
+
+def two_lists() -> TwoLists:
+    return TwoLists(configuration("gpt2"))
+
+
+def in_the_middle() -> InTheMiddle:
+    return InTheMiddle(configuration("gpt2"))
+
+
+def loose() -> Loose:
+    return Loose(configuration("gpt2"))
 
 
 def big_sequential() -> nn.Sequential:

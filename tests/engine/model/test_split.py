@@ -245,10 +245,24 @@ def test_a_checkpoint_that_its_configuration_does_not_fit_is_refused(
         build_stage(ModelSpec(str(path)), stage, num_stages)
 
 
-def test_an_architecture_without_a_plan_is_refused(tmp_path):
-    CONFIG_MAPPING["gpt2"](n_layer=2, n_embd=32, n_head=2, vocab_size=256).save_pretrained(tmp_path)
-    message, _ = refusal(ModelSpec(str(tmp_path)))
-    assert "GPT2LMHeadModel declares no base_model_pp_plan" in message
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("two_lists", {}, "calls the modules of transformer.h, tail: name the list that is to be"),
+        ("two_lists", {"layers": "h"}, '"h" is no list of layers .* there is transformer.h, tail'),
+        (
+            "two_lists",
+            {"layers": "transformer.h", "before_layers": ("wte",)},
+            '"wte" is no module beside transformer.h; there is lm_head, tail, transformer.wte',
+        ),
+        ("sequential", {"layers": "2"}, "an nn.Sequential, each child of which is a layer"),
+        ("in_the_middle", {}, "its forward calls between between the layers of transformer.h"),
+        ("loose", {}, '"transformer.scale" belongs, which has parameters.*a module of its own'),
+    ],
+)
+def test_where_layers_are_must_be_told_and_is_named(name, keys, message):
+    with pytest.raises(ModelError, match=message):
+        open_model(ModelSpec(f"models:{name}", **keys), SHAPE, CPU)
 
 
 def test_an_architecture_whose_layers_share_more_than_the_hidden_state_is_refused(tmp_path):

@@ -254,6 +254,7 @@ def test_all_models_that_are_no_presets_are_looked_at_in_one_process(tmp_path, a
     assert [one["model"] for one in asked] == ["a/b", "c/d"]
     assert asked[0] == {
         "model": "a/b", "split": "auto", "split_points": [], "weights": "auto",
+            "layers": "", "before_layers": [], "after_layers": [],
         "trust_remote_code": False, "dtype": "float32", "tokenizer": "auto",
     }  # fmt: skip
     answers("raise SystemExit(9)")

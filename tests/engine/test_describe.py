@@ -1,4 +1,4 @@
-"""The check of architectures, and the facts that a sweep asks for, as the processes they are."""
+"""The facts that a sweep asks for, from the process that knows them."""
 
 import json
 import subprocess
@@ -8,37 +8,9 @@ import pytest
 from models import configuration_folder
 from pipeline import CPU, config
 
-from engine.check import architectures, check_architectures
 from engine.exactness import NoRoomError, try_author
-from engine.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
-
-
-def test_every_causal_lm_with_a_plan_is_known():
-    known = architectures()
-    assert len(known) >= 75
-    assert {"llama", "qwen3", "gemma2", "gpt_neox", "phi3", "olmo2", "mixtral"} <= set(known)
-
-
-def test_an_architecture_is_exact_or_refused_with_its_own_reason():
-    names = ["qwen3", "qwen3_moe", "gemma4_text", "gemma2"]
-    results = {check.architecture: check for check in check_architectures(names)}
-    assert [results[name].status for name in names] == ["exact", "exact", "refused", "exact"]
-    assert results["qwen3"].dtype == "float64"
-    assert results["qwen3"].largest_difference < 1e-10
-    assert results["qwen3_moe"].largest_difference < 1e-5
-    assert '"embed_tokens_per_layer" belongs, which has parameters' in results["gemma4_text"].reason
-
-
-def test_an_architecture_that_fails_costs_itself_alone(monkeypatch):
-    def broken(*_):
-        raise RuntimeError("no such luck")
-
-    monkeypatch.setattr(Trainer, "step", broken)
-    first, second = check_architectures(["llama", "nothing"])
-    assert (first.status, first.reason) == ("error", "RuntimeError: no such luck")
-    assert (second.status, second.has_failed) == ("error", True)
 
 
 def test_a_comparison_for_which_there_is_no_room_is_not_begun():
