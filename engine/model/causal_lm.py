@@ -165,6 +165,13 @@ class CausalLM:
         self.architecture = type(skeleton).__name__
         self._sources = sources_of(skeleton, skeleton.all_tied_weights_keys)
         self._names = [name for name, _ in skeleton.named_parameters(remove_duplicate=False)]
+        there = dict(skeleton.named_modules(remove_duplicate=False))
+        parts = plan.layers, *plan.before, *plan.after
+        if gone := [name for name in parts if name not in there]:
+            raise ModelError(
+                f"{self.architecture} has no module {gone[0]}, which another model of its class "
+                "has; keep the structure of the class, or give the model a class of its own"
+            )
         if homeless := [name for name in self._names if not plan.part_of(name)]:
             is_loose = homeless[0].rpartition(".")[0] in plan.path
             fix = "put it into a module of its own" if is_loose else _KEYS
@@ -179,8 +186,8 @@ class CausalLM:
         self._hooked = frozenset(hooked)
         # Where a cut goes through: on all that the list is in, and the last layer.
         self._last = f"{plan.layers}.{len(layers) - 1}"
-        cut = {name: skeleton.get_submodule(name) for name in (*plan.path, self._last)}
-        hooks = {name or self.architecture: hook_on(module) for name, module in cut.items()}
+        cut = (*plan.path, self._last)
+        hooks = {name or self.architecture: hook_on(there[name]) for name in cut}
         self._hooks = {name: what for name, what in hooks.items() if what}
         self.num_layers = len(layers)
         self.num_parameters = _num_parameters(skeleton)
@@ -190,7 +197,7 @@ class CausalLM:
         self.max_positions: int | None = getattr(text, "max_position_embeddings", None)
         self.dtype = skeleton.dtype
         before, after = (
-            sum(_num_parameters(skeleton.get_submodule(name)) for name in names)
+            sum(_num_parameters(there[name]) for name in names)
             for names in (plan.before, plan.after)
         )  # tied weights count on both
         self.costs = Costs(tuple(_num_parameters(layer) for layer in layers), before, after)

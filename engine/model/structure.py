@@ -104,10 +104,9 @@ def found_plan(model: PreTrainedModel, ids: Tensor, keys: ModelSpec) -> Plan:
     output = calls[times[0]][1]
     num_outputs = len(output) if isinstance(output, tuple | list) else 0
     hidden = output[0] if isinstance(output, tuple | list) else output
-    plan = Plan((), layers, (), num_outputs)
     beside = {
         f"{parent}.{name}".removeprefix("."): child
-        for parent in plan.path
+        for parent in Plan((), layers, ()).path
         for name, child in modules[parent].named_children()
         if not f"{layers}.".startswith(f"{parent}.{name}.".removeprefix("."))
     }
@@ -132,8 +131,8 @@ def found_plan(model: PreTrainedModel, ids: Tensor, keys: ModelSpec) -> Plan:
             after.append(name)
         elif _is_trained(child):
             raise ModelError(
-                f"{what} declares no plan, and its forward calls {name} between the layers of "
-                f"{layers}, or before and after them, so it has no stage of its own"
+                f"{what}: its forward calls {name} between the layers of {layers}, or before and "
+                "after them, so it has no stage of its own"
             )
     return Plan(tuple(before), layers, tuple(after), num_outputs)
 

@@ -15,66 +15,38 @@ from transformers import PreTrainedConfig
 NUM_LAYERS = 4
 VOCAB_SIZE = 256
 
-_WIDTHS = {
-    "vocab_size": VOCAB_SIZE,
-    "vocab_size_per_layer_input": VOCAB_SIZE,
-    "hidden_size": 64,
-    "hidden_size_per_layer_input": 8,
-    "intermediate_size": 96,
-    "ffn_hidden_size": 96,
-    "ffn_dim": 96,
-    "decoder_ffn_dim": 96,
-    "dim_ff": 96,
-    "dff": 96,
-    "expert_ffn_hidden_size": 32,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "shared_experts_intermediate_size": 32,
-    "num_hidden_layers": NUM_LAYERS,
-    "num_layers": NUM_LAYERS,
-    "num_attention_heads": 4,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "num_heads": 8,
-    "num_key_value_heads": 2,
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
-    "head_dim": 16,
-    "rotary_dim": 8,
-    "swa_head_dim": 16,
-    "global_head_dim": 16,
-    "max_position_embeddings": 128,
-    "sliding_window": 8,
-    "sliding_window_size": 8,
-    "attention_chunk_size": 8,
-    "mamba_chunk_size": 8,
-    "chunk_size": 8,
-    "mamba_d_state": 16,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "n_shared_experts": 1,
-    "zero_expert_num": 2,
-    "num_experts_per_tok": 2,
-    "moe_topk": 2,
-    "moe_k": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "q_lora_rank": 16,
-    "o_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "index_topk": 16,
-    "index_n_heads": 4,
-    "index_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
+_NAMES = {
+    VOCAB_SIZE: "vocab_size vocab_size_per_layer_input",
+    128: "max_position_embeddings",
+    96: "intermediate_size ffn_hidden_size ffn_dim decoder_ffn_dim dim_ff dff",
+    64: "hidden_size",
+    32: """
+        expert_ffn_hidden_size moe_intermediate_size shared_expert_intermediate_size
+        shared_experts_intermediate_size
+    """,
+    16: """
+        head_dim swa_head_dim global_head_dim mamba_d_state q_lora_rank o_lora_rank
+        kv_lora_rank v_head_dim index_topk index_head_dim linear_key_head_dim
+        linear_value_head_dim
+    """,
+    8: """
+        hidden_size_per_layer_input num_heads rotary_dim sliding_window sliding_window_size
+        attention_chunk_size mamba_chunk_size chunk_size qk_nope_head_dim qk_rope_head_dim
+    """,
+    4: """
+        num_attention_heads encoder_attention_heads decoder_attention_heads
+        swa_num_attention_heads num_experts num_local_experts n_routed_experts moe_num_experts
+        index_n_heads linear_num_value_heads
+    """,
+    2: """
+        num_key_value_heads swa_num_key_value_heads zero_expert_num num_experts_per_tok
+        moe_topk moe_k linear_num_key_heads
+    """,
+    1: "n_shared_experts n_group topk_group",
 }
+"""By width, the names of what is given it."""
+_WIDTHS = {name: width for width, names in _NAMES.items() for name in names.split()}
+_WIDTHS |= dict.fromkeys(("num_hidden_layers", "num_layers"), NUM_LAYERS)
 _NEEDED = (
     *("head_dim", "num_key_value_heads"),
     *("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),

@@ -197,6 +197,12 @@ def two_lists() -> TwoLists:
     return TwoLists(configuration("gpt2"))
 
 
+def shortened() -> TwoLists:
+    model = two_lists()
+    del model.transformer.ln_f
+    return model
+
+
 def in_the_middle() -> InTheMiddle:
     return InTheMiddle(configuration("gpt2"))
 

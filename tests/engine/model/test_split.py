@@ -257,6 +257,11 @@ def test_a_checkpoint_that_its_configuration_does_not_fit_is_refused(
         ),
         ("sequential", {"layers": "2"}, "an nn.Sequential, each child of which is a layer"),
         ("in_the_middle", {}, "its forward calls between between the layers of transformer.h"),
+        (
+            "shortened",
+            {"layers": "transformer.h"},
+            "TwoLists has no module transformer.ln_f, which another model of its",
+        ),
         ("loose", {}, '"transformer.scale" belongs, which has parameters.*a module of its own'),
     ],
 )
