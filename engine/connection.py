@@ -25,7 +25,6 @@ from engine.configuration import (
     model_of,
     recomputed_stages,
 )
-from engine.model.chain import Chain
 from engine.model.partition import BY_COST, Costs, balance, costs_to_balance, partition_layers
 from engine.model.stage_module import Message
 from engine.plan.program import Program
@@ -106,11 +105,6 @@ def _decide(
         partition = balance(costs, num_stages)
     else:
         partition = partition_layers(kind, model.num_layers, num_stages)
-    if isinstance(model, Chain):
-        again = {
-            n for owned, is_on in zip(partition, recomputed, strict=True) if is_on for n in owned
-        }
-        model.check_recomputation(*shape, again)
     ranks = program.placement.ranks
     weights = model.shared_weights(partition)
     owners = [ranks_of((stage for stage, _ in weight.owners), ranks) for weight in weights]

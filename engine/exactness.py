@@ -41,6 +41,7 @@ from engine.model.author import (
 )
 from engine.model.data import StepBatch
 from engine.model.stage_module import StageModule, first_line
+from engine.model.storages import first_names
 from engine.plan.action import Op
 from engine.plan.program import Program
 from engine.run.device import CPU, random_state, set_random_state
@@ -94,6 +95,7 @@ class Part:
     """The random state where a stage began a microbatch that draws random numbers: by the submodule
     of the unsplit module that the stage begins with, and the microbatch."""
     is_ordered: bool = True  # whether each stage has taken the microbatches in their order
+    conflict: str = ""  # what two stages of the rank hold with different values
 
 
 @dataclass
@@ -180,12 +182,14 @@ def _copy(tensor: Tensor | None) -> Tensor | None:
 def _part_of(trained: Trained) -> Part:
     """A rank's weights and buffers, each whole, also where the rank keeps a shard of it alone."""
     whole = trained.gathered(lambda own: own)
-    state: dict[str, Tensor | None] = {}
+    part = Part({})
     for module in trained.modules.values():
         for name, tensor in module.own_state().items():
             is_here = type(tensor) in (Tensor, nn.Parameter) and tensor.untyped_storage().nbytes()
-            state[name] = _copy(tensor if is_here else whole.get(name))
-    return Part({n: t for n, t in state.items() if t is not None})
+            held = _copy(tensor if is_here else whole.get(name))
+            if held is not None and not is_same(held, part.state.setdefault(name, held)):
+                part.conflict = part.conflict or name
+    return part
 
 
 def _part_after(trained: Trained, number: int, device: torch.device) -> Part:
@@ -236,6 +240,13 @@ def _pair_of(what: str, told: float | None, expected: float) -> Pair:
     return what, ours, theirs, abs(expected)
 
 
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters, and the buffers that a checkpoint has, by all their names."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    every = {**module.state_dict(keep_vars=True), **named}
+    return {name: tensor for name, tensor in every.items() if isinstance(tensor, Tensor)}
+
+
 class _Author:
     """Rank 0's side: the author's module, which is set to the ranks' weights before each step."""
 
@@ -253,11 +264,8 @@ class _Author:
         initial = initial_weights(config.model, module, device)
         if getattr(getattr(module, "config", None), "output_router_logits", False):
             self.exactness.notes.append("the router's auxiliary loss, which is not trained")
-        named = dict(module.named_parameters(remove_duplicate=False))
-        every = {**module.state_dict(keep_vars=True), **named}
-        self._tensors = {name: t for name, t in every.items() if isinstance(t, Tensor)}
-        first: dict[int, str] = {}
-        self._canonical = {n: first.setdefault(id(t), n) for n, t in self._tensors.items()}
+        self._tensors = _tensors_of(module)
+        self._canonical = first_names(self._tensors.items())
         spec = config.optimizer
         self._optimizer: torch.optim.Optimizer = (
             torch.optim.AdamW(module.parameters(), weight_decay=spec.weight_decay)
@@ -276,6 +284,7 @@ class _Author:
         with self._drawing_as(parts, where) as has_drawn:
             autocast = autocast_of(config.autocast, self._device)
             loss = train_unsplit(module, batch, autocast, self._criterion)
+        self._tensors = _tensors_of(module)  # a forward may put others in their place
         if not has_drawn and not torch.equal(before, random_state(self._device)):
             raise InexactError(
                 f"the author's module draws random numbers{where}, as dropout does, and no rank "
@@ -325,7 +334,11 @@ class _Author:
         The ranks must hold every weight of the author's module, and no other. Equality is exact.
         Replicas may differ in buffers, of which the first one's are taken.
         """
+        for part in parts:
+            if part.conflict:
+                raise InexactError(f"{part.conflict} has another value on each stage of a rank")
         loaded: dict[str, tuple[str, Tensor]] = {}
+        seen: dict[tuple[str, str], tuple[str, Tensor]] = {}
         for held, name, tensor in self._each(parts, "state"):
             if name not in self._tensors:
                 raise InexactError(f"{held}: the author's module has no such weight")
@@ -334,9 +347,11 @@ class _Author:
             if expected is not None and not is_same(tensor, expected):
                 _, text = farthest([(f"{held} at the beginning", tensor, expected, 1.0)])
                 raise InexactError(text)
-            place, other = loaded.setdefault(canonical, (held, tensor))
+            loaded.setdefault(canonical, (held, tensor))
             is_weight = isinstance(self._tensors[name], nn.Parameter)
-            if (is_weight or self._config.replicas == 1) and not is_same(tensor, other):
+            replica = "" if is_weight else held.partition(" of replica ")[2]
+            place, other = seen.setdefault((canonical, replica), (held, tensor))
+            if not is_same(tensor, other):
                 raise InexactError(
                     f"{held} and {place} are one weight, and have different values: "
                     f"{largest(tensor):g} and {largest(other):g} are the largest"

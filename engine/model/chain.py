@@ -7,21 +7,21 @@ module has skip connections; a value that skips a stage travels through it.
     ids -> [ piece 0, piece 1 ] -- hidden, skip --> [ piece 2 ] -- hidden, skip --> [ piece 3 ] ->
 
 A value may be a tuple, list or dict; its tensors are sent one by one and put together again. What
-a cut would change without any error (a weight that a forward changes on one of its stages only) is
-looked for on fake tensors (`survey`) and refused.
+passes a cut is known from one forward on fake tensors. What a cut changes without any error, such
+as a weight that a forward changes on one of its stages only, trains differently from the author's
+module, and `engine.exactness` finds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from engine.model.factory import Caster, Factory, check_hooks, hook_on
 from engine.model.partition import Costs
@@ -33,7 +33,7 @@ from engine.model.stage_module import (
     StageModule,
     TensorSpec,
 )
-from engine.model.storages import address, own_tensors
+from engine.model.storages import own_tensors
 from engine.model.task import Task
 
 INPUT = "input"
@@ -41,6 +41,9 @@ OUTPUT = "output"
 
 Values = dict[str, Any]
 """Values that pass from piece to piece by name: tensors, or tuples, lists and dicts of them."""
+
+_Edge = tuple[Node, int]
+"""A place in autograd's graph: an operation, and which of its outputs."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,6 @@ class Piece:
         )
         tensors = {name: tensor for name, tensor in own.items() if isinstance(tensor, Tensor)}
         return {f"{self.prefix}{name}": tensor for name, tensor in tensors.items()}
-
-    def memory(self) -> dict[str, Tensor]:
-        """Its parameters and all buffers, by full name."""
-        buffers = self.module.named_buffers(remove_duplicate=False)
-        return {**self.tensors(), **{f"{self.prefix}{name}": tensor for name, tensor in buffers}}
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class ChainStage(StageModule):
                 f"{name}: a {type(value).__name__} of another structure than in the first forward "
                 "cannot be sent to the next stage; return the same structure each time"
             )
-        return tensors_of(value)
+        return _tensors_in(value)
 
     @property
     def entrance(self) -> str | None:
@@ -166,81 +164,9 @@ class ChainStage(StageModule):
         }
 
 
-@dataclass
-class Survey:
-    """The results of the survey; pieces by their index."""
-
-    values: Values
-    state: list[dict[str, Tensor]]  # of each piece, its parameters and buffers before it has run
-    changed: dict[int, int] = field(default_factory=dict)
-    """Memory of a weight or buffer -> the first piece that changes it."""
-    written: dict[int, set[str]] = field(default_factory=dict)  # piece -> values it writes to
-    flows: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
-    """For each piece, the tensors given that get their gradient from tensors taken."""
-
-
-def survey(pieces: Sequence[Piece], values: Values, run: Callable[[int, Values], None]) -> Survey:
-    """Run the pieces one after the other, once, under the caller's fake mode.
-
-    The values say which messages pass a cut; versions and autograd's graph say what a piece writes
-    to and through what gradients come back. What a piece takes in other ways (a global, another
-    piece's weight) is missing where a cut parts the two, and its forward then fails.
-    `run(piece, values)` runs one, and adds what it gives to the values.
-    """
-    result = Survey(dict(values), [piece.memory() for piece in pieces])
-    for index, piece in enumerate(pieces):
-        leaves: list[Tensor] = []
-        clones: dict[int, tuple[Tensor, Tensor]] = {}  # what was given twice stays one
-
-        def apart(value: Any, leaves: list[Tensor] = leaves, clones: Any = clones) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            if id(value) not in clones:
-                leaf = value.detach().requires_grad_(value.requires_grad)
-                clones[id(value)] = leaf, leaf.clone()
-            leaves.append(clones[id(value)][0])
-            return clones[id(value)][1]
-
-        given = {name: tree_map(apart, result.values[name]) for name in piece.takes}
-        inputs = [(name, t, t._version) for name in piece.takes for t in tensors_of(given[name])]
-        module = piece.module
-        state = [(t, t._version) for t in (*module.parameters(), *module.buffers())]
-        local = dict(given)
-        run(index, local)
-        result.written[index] = {name for name, t, version in inputs if t._version != version}
-        now = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-        changed = [t for t, version in state if t._version != version or id(t) not in now]
-        for inner in module.modules():  # norms, whose kernels change theirs without a trace
-            if isinstance(inner, _NormBase) and inner.track_running_stats:
-                changed += inner.buffers(recurse=False)
-        for tensor in changed:
-            result.changed.setdefault(address(tensor), index)
-        outputs = [tensor for name in piece.gives for tensor in tensors_of(local[name])]
-        result.flows[index] = _flows(leaves, outputs)
-        result.values |= {name: local[name] for name in piece.gives}
-    return result
-
-
-def tensors_of(value: object) -> list[Tensor]:
+def _tensors_in(value: object) -> list[Tensor]:
     """The tensors in a value, in the order in which they are sent."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def _flows(leaves: list[Tensor], outputs: list[Tensor]) -> set[tuple[int, int]]:
-    nodes = [get_gradient_edge(t).node if t.requires_grad else None for t in leaves]
-    flows = set()
-    for place, output in enumerate(outputs):
-        reached: set[torch.autograd.graph.Node] = set()
-        waiting = [get_gradient_edge(output).node] if output.requires_grad else []
-        while waiting:
-            below = waiting.pop()
-            if below not in reached:
-                reached.add(below)
-                waiting.extend(node for node, _ in below.next_functions if node is not None)
-        flows |= {
-            (place, i) for i, node in enumerate(nodes) if node is not None and node in reached
-        }
-    return flows
 
 
 class Chain:
@@ -263,7 +189,7 @@ class Chain:
         self._shape = shape
         self._dtype = dtype
         self._canonical = factory.canonical | factory.canonical_buffers
-        self._surveys: dict[tuple[int, int], Survey] = {}
+        self._forwards: dict[tuple[int, int], tuple[Values, list[list[bool]]]] = {}
         self.num_layers = len(pieces)
         self.num_parameters = sum(p.numel() for p in factory.skeleton.parameters())
         self.max_positions: int | None = None
@@ -287,116 +213,76 @@ class Chain:
         return shared
 
     def messages(self, partition: Partition, batch: int, seq_len: int) -> list[Message]:
-        """Raises ModelError for a partition that would cut what cannot be sent."""
-        seen = self._survey(batch, seq_len)
-        stage_of = [stage for stage, layers in enumerate(partition) for _ in layers]
-        for index, state in enumerate(seen.state):  # others must see what a forward changes
-            for memory in map(address, state.values()):
-                changer = seen.changed.get(memory, index)
-                if stage_of[changer] != stage_of[index]:
-                    names = seen.state[changer].items()
-                    name = next(name for name, tensor in names if address(tensor) == memory)
+        """Raises ModelError for a module that fails, and for what cannot be sent."""
+        values, have_gradients = self._on_fakes(batch, seq_len)
+        messages = []
+        for cut in [layers.stop for layers in partition[:-1]]:
+            passing = {name: values[name] for name in self._crossing(cut)}
+            for name, leaf in [(n, leaf) for n, v in passing.items() for leaf in tree_leaves(v)]:
+                is_dense = isinstance(leaf, Tensor) and leaf.layout == torch.strided
+                if leaf is not None and (not is_dense or leaf.is_complex()):
+                    what = str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__
+                    maker = next((i for i, p in enumerate(self._pieces) if name in p.gives), 0)
                     raise self._error(
-                        f"the forward of {self._called(changer)} changes {name}, which "
-                        f"{self._called(index)} on another stage uses too; keep both on one "
-                        "stage (partition)"
+                        f"{self._called(maker)} returns {what}, which cannot be sent to the "
+                        "next stage; cut elsewhere (partition), or return dense real tensors"
                     )
-        return [self._message(seen, layers.stop) for layers in partition[:-1]]
+            sent = zip(_tensors_in(list(passing.values())), have_gradients[cut], strict=True)
+            messages.append(tuple(TensorSpec(tuple(t.shape), t.dtype, is_on) for t, is_on in sent))
+        return messages
 
     def output(self, batch: int, seq_len: int) -> TensorSpec:
-        output = self._survey(batch, seq_len).values[OUTPUT]
+        output = self._on_fakes(batch, seq_len)[0][OUTPUT]
         return TensorSpec(tuple(output.shape), output.dtype)
 
-    def check_recomputation(self, batch: int, seq_len: int, layers: Collection[int]) -> None:
-        """Refuse layers that write to what others see: their recomputed forwards run on clones.
+    def _on_fakes(self, batch: int, seq_len: int) -> tuple[Values, list[list[bool]]]:
+        """The values of a forward on fake tensors, and whose gradients come back over each cut.
 
-        `layers` are those that are recomputed.
+        Of each cut, the tensors that pass it, in order: whether the output depends on them.
         """
-        if not layers:
-            return
-        seen = self._survey(batch, seq_len)
-        recomputed = {index: names for index, names in seen.written.items() if index in layers}
-        for index, written in recomputed.items():
-            changed = {address(t) for name in written for t in tensors_of(seen.values[name])}
-            for later in range(index, self.num_layers):
-                names = self._pieces[later].takes
-                taken = {id(t): t for name in names for t in tensors_of(seen.values[name])}
-                num_seen = sum(address(tensor) in changed for tensor in taken.values())
-                if num_seen > (len(changed) if later == index else 0):
-                    raise self._error(
-                        f"{self._called(index)} writes to its input, whose memory "
-                        f"{self._called(later)} reads too, which it cannot when recomputed; set "
-                        "recompute = false, or do not write in place"
-                    )
-
-    def _survey(self, batch: int, seq_len: int) -> Survey:
-        if (batch, seq_len) not in self._surveys:
-
-            def run(index: int, values: Values) -> None:
+        if (batch, seq_len) in self._forwards:
+            return self._forwards[batch, seq_len]
+        edges: list[list[_Edge | None]] = [[None]]  # of what passes each cut, when it passes it
+        example, _ = self.task.example(batch, seq_len)
+        with self._factory.fake:
+            values: Values = {INPUT: self._factory.fake.from_tensor(example)}
+            for index, piece in enumerate(self._pieces):
                 try:
-                    self._pieces[index].run(values)
-                except Exception as error:
+                    piece.run(values)
+                except Exception as error:  # an author's code raises what it likes
                     what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                     raise self._error(f"{self._called(index)} fails: {what}") from error
-
-            example, _ = self.task.example(batch, seq_len)
-            with self._factory.fake:
-                values = {INPUT: self._factory.fake.from_tensor(example)}
-                seen = survey(self._pieces, values, run)
-            output = seen.values[OUTPUT]
-            if problem := self.task.problem_of(output, batch, seq_len):
-                raise self._error(problem)
-            if not output.requires_grad:
-                raise self._error(
-                    "the output depends on no parameter that requires a gradient, so there is "
-                    "nothing to train; do not detach what they are computed from, or freeze less"
+                for name in piece.gives:  # as it is where it was sent: no view of another value
+                    values[name] = tree_map_only(Tensor, Tensor.clone, values[name])
+                passing = _tensors_in([values[name] for name in self._crossing(index + 1)])
+                edges.append(
+                    [get_gradient_edge(t)[:2] if t.requires_grad else None for t in passing]
                 )
-            self._surveys[batch, seq_len] = seen
-        return self._surveys[batch, seq_len]
+        if problem := self.task.problem_of(values[OUTPUT], batch, seq_len):
+            raise self._error(problem)
+        waiting = [edge for edge in edges[-1] if edge is not None]
+        if not waiting:
+            raise self._error(
+                "the output depends on no parameter that requires a gradient, so there is "
+                "nothing to train; do not detach what they are computed from, or freeze less"
+            )
+        reached: set[_Edge] = set()
+        while waiting:
+            edge = waiting.pop()
+            if edge not in reached:
+                reached.add(edge)
+                waiting += [(node, nr) for node, nr in edge[0].next_functions if node is not None]
+        with self._factory.fake:  # without the graph
+            values = tree_map_only(Tensor, Tensor.detach, values)
+        found = values, [[edge in reached for edge in passing] for passing in edges]
+        self._forwards[batch, seq_len] = found
+        return found
 
     def _error(self, message: str) -> ModelError:
         return ModelError(f'"{self._factory.name}": {message}')
 
     def _called(self, index: int) -> str:
         return self._pieces[index].prefix.rstrip(".") or f"traced piece {index}"
-
-    def _message(self, seen: Survey, cut: int) -> Message:
-        names = self._crossing(cut)
-        holders: dict[int, list[str]] = {}
-        for name in names:
-            for leaf in tree_flatten(seen.values[name])[0]:
-                is_tensor = isinstance(leaf, Tensor)
-                if leaf is None:
-                    continue
-                if is_tensor and leaf.layout == torch.strided and not leaf.is_complex():
-                    holders.setdefault(address(leaf), []).append(name)
-                    continue
-                what = str(leaf.dtype) if is_tensor else type(leaf).__name__
-                maker = next((i for i, piece in enumerate(self._pieces) if name in piece.gives), 0)
-                raise self._error(
-                    f"{self._called(maker)} returns {what}, which cannot be sent to the "
-                    "next stage; cut elsewhere (partition), or return dense real tensors"
-                )
-        # One tensor is not sent as two where a later piece writes to it as one.
-        for shared in (set(some) for some in holders.values() if len(some) > 1):
-            for index in range(cut, self.num_layers):
-                if seen.written[index] & shared:
-                    raise self._error(
-                        f"{self._called(index)} writes to its input, whose memory is passed on in "
-                        f"another value too, across a cut after {self._called(cut - 1)}; cut "
-                        "elsewhere (partition), or do not write in place"
-                    )
-        # The tensors, by value and place, for which a gradient comes back over the cut.
-        needed = {(OUTPUT, 0)}
-        for index in reversed(range(cut, self.num_layers)):
-            piece = self._pieces[index]
-            given, taken = _places(seen, piece.gives), _places(seen, piece.takes)
-            needed |= {taken[i] for o, i in seen.flows[index] if given[o] in needed}
-        return tuple(
-            TensorSpec(tuple(tensor.shape), tensor.dtype, (name, place) in needed)
-            for name in names
-            for place, tensor in enumerate(tensors_of(seen.values[name]))
-        )
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         layers = partition[stage]
@@ -422,9 +308,9 @@ class Chain:
         structured = {n for piece in self._pieces if piece.is_one_value for n in piece.gives}
         layouts = {}
         for name in structured.intersection(self._crossing(cut)) - {OUTPUT}:
-            seen = self._survey(*self._shape)
-            if not isinstance(seen.values[name], Tensor):
-                layouts[name] = Layout.of(seen.values[name])
+            values, _ = self._on_fakes(*self._shape)
+            if not isinstance(values[name], Tensor):
+                layouts[name] = Layout.of(values[name])
         return layouts
 
     def _names(self, layers: range) -> set[str]:
@@ -460,38 +346,28 @@ def sequential(factory: Factory, dtype: torch.dtype, shape: tuple[int, int], tas
     return Chain(factory, pieces, realise, dtype, shape, task)
 
 
-_RUN_BY = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__iter__")
 _OR_TRACE = 'or set split = "trace" with split_points'
 
 
 def _check_plain(name: str, skeleton: nn.Sequential) -> None:
     kind = type(skeleton)
-    for method in _RUN_BY:
-        if getattr(kind, method) is not getattr(nn.Sequential, method) or method in vars(skeleton):
-            raise ModelError(
-                f'"{name}": the nn.Sequential is a {kind.__name__} with a {method} of its own, '
-                "which running its children in a row would leave out; return a plain "
-                f"nn.Sequential, {_OR_TRACE}",
-                "model.split",
-            )
+    if kind.forward is not nn.Sequential.forward or "forward" in vars(skeleton):
+        raise ModelError(
+            f'"{name}": the nn.Sequential is a {kind.__name__} with a forward of its own, '
+            "which running its children in a row would leave out; return a plain "
+            f"nn.Sequential, {_OR_TRACE}",
+            "model.split",
+        )
     if what := hook_on(skeleton):
         raise ModelError(
             f'"{name}": the nn.Sequential has a {what}, but stages run its children only; '
             f"register it on a child, {_OR_TRACE}",
             "model.split",
         )
-    if not len(skeleton):
-        raise ModelError(f'"{name}": the nn.Sequential has no children')
-    for child, module in skeleton._modules.items():
-        if module is None:
-            raise ModelError(f'"{name}": child {child} of the nn.Sequential is None; remove it')
+    if not len(skeleton) or None in skeleton._modules.values():
+        raise ModelError(f'"{name}": the nn.Sequential has no children, or one that is None')
     if own := own_tensors(skeleton):
         raise ModelError(
             f'"{name}": {own[0][0]} belongs to the nn.Sequential itself, so to no stage; '
             "register it on the child that uses it"
         )
-
-
-def _places(seen: Survey, names: tuple[str, ...]) -> list[tuple[str, int]]:
-    """The name and place of each tensor of some values, in the order in which they are sent."""
-    return [(n, place) for n in names for place, _ in enumerate(tensors_of(seen.values[n]))]

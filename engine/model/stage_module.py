@@ -1,7 +1,7 @@
 """What every kind of model offers: its layers' costs, the messages between stages, the stages.
 
-Three kinds are cut differently (`causal_lm`, `chain`, and `traced`, a chain whose pieces torch's
-tracer found) and run alike.
+Three kinds are cut differently (`causal_lm`, `chain`, and `traced`, a chain whose pieces torch
+has cut) and run alike.
 """
 
 from __future__ import annotations

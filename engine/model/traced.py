@@ -1,21 +1,25 @@
-"""Any module, cut at named submodules: torch exports it, and the exported graph is cut.
+"""Any module, cut before named submodules by torch's own `pipeline()`.
 
-`torch.export` runs the author's code once, under fake tensors, for one microbatch shape, and writes
-down every operation. What it would leave out in silence (a custom backward, a hook on a gradient, a
-counter in an attribute, numbers drawn by Python) is refused here, with the line of the code.
+    ids -> [ operations before split point 0 ] -- values used later --> [ ... ] -> ... -> logits
 
-Not `torch.distributed.pipelining.pipeline`, which cuts the same graph: it loses the second use of a
-submodule and makes every buffer persistent.
+Torch exports the module: it runs the author's code once, under fake tensors, for one microbatch
+shape, and writes down every operation. What is no operation on tensors is missing from a traced
+module: a custom backward, hooks on gradients, counters in attributes, random numbers of Python. A
+tensor that one piece writes to and another sees under another name is changed for the first alone.
+The comparison with the author's module (`engine.exactness`) refuses what then trains differently.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
-import random
-import sys
+import operator
+import re
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,44 +27,89 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import ExportedProgram
-from torch.fx import Node
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.pipelining import pipe_split, pipeline
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.fx.node import has_side_effect
+from torch.fx.node import map_arg
 from torch.nn.modules.module import register_module_buffer_registration_hook
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_map
 
-from engine.model.chain import Chain, Piece
+from engine.model.chain import INPUT, OUTPUT, Chain, Piece
 from engine.model.factory import Factory
 from engine.model.stage_module import ModelError
 from engine.model.task import Task
-from engine.model.traced_pieces import (
-    Marks,
-    TracedPiece,
-    cut_graph,
-    place_of,
-    real_tensors,
-    refusal,
-)
+
+_OF_THE_TRACE = torch.ops.aten._assert_tensor_metadata.default  # it does not hold elsewhere
 
 
-@torch.library.custom_op("ppbench_engine::cut", mutates_args=())
-def _cut() -> None:
-    """Does nothing, and leaves a node in the graph."""
+class TracedPiece(nn.Module):
+    """The operations between two cuts, on parameters and buffers that have the author's names."""
 
+    def __init__(
+        self,
+        graph: Graph,
+        attributes: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        transient: frozenset[str],
+        shape: tuple[int, ...] | None,
+    ) -> None:
+        """The graph takes the inputs, then the tensors; `attributes` are what else it refers to.
 
-@torch.library.custom_op("ppbench_engine::assigned", mutates_args=())
-def _assigned(value: Tensor, number: int) -> None:
-    """Does nothing, and leaves a node in the graph."""
+        No checkpoint has the `transient` ones. `shape`: what the first input must
+        have, for it is built into the operations; None: not checked.
+        """
+        super().__init__()
+        code = GraphModule(dict(attributes), copy.deepcopy(graph))
+        self.__dict__["_traced_code"] = code  # no submodule, so that every name is the author's
+        self._traced_from = graph, attributes, tuple(tensors), transient, shape
+        self._traced_tensors: list[tuple[nn.Module, str]] = []  # the owner of each, and its name
+        for name, tensor in tensors.items():
+            owner: nn.Module = self  # the modules on the way to a dotted name are empty ones
+            *path, attribute = name.split(".")
+            for part in path:
+                if part not in owner._modules:
+                    owner.add_module(part, nn.Module())
+                owner = owner.get_submodule(part)
+            if isinstance(tensor, nn.Parameter):
+                owner.register_parameter(attribute, tensor)
+            else:
+                owner.register_buffer(attribute, tensor, persistent=name not in transient)
+            self._traced_tensors.append((owner, attribute))
 
+    def forward(self, *inputs: Tensor) -> Any:
+        shape = self._traced_from[-1]
+        if shape is not None and inputs[0].shape != shape:
+            raise ModelError(
+                f"the module was traced for microbatches of {list(shape)}, "
+                f"and is given {list(inputs[0].shape)}; trace it for that shape",
+                "model.split",
+            )
+        tensors = [getattr(owner, attribute) for owner, attribute in self._traced_tensors]
+        return self.__dict__["_traced_code"](*inputs, *tensors)
 
-_cut.register_fake(lambda: None)
-_assigned.register_fake(lambda value, number: None)
-_CUT = torch.ops.ppbench_engine.cut.default
-_ASSIGNED = torch.ops.ppbench_engine.assigned.default
-has_side_effect(_CUT)
-has_side_effect(_ASSIGNED)
+    def on(self, built: nn.Module) -> TracedPiece:
+        """The same operations on a built module's tensors. Raises ModelError for a lost value."""
+        graph, attributes, names, transient, shape = self._traced_from
+        values = {name: _value_of(name, held, built) for name, held in attributes.items()}
+        real = dict(_named_tensors(built))
+        return TracedPiece(graph, values, {name: real[name] for name in names}, transient, shape)
+
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> TracedPiece:  # torch's signature
+        """Move and cast the piece like any module; constants, and what is made, are only moved."""
+        super()._apply(fn, recurse)
+        device = fn(torch.empty(0)).device
+        for module in self.__dict__["_traced_code"].to(device).modules():
+            if isinstance(module, GraphModule):
+                for node in module.graph.nodes:
+                    node.args, node.kwargs = tree_map(
+                        lambda value: device if isinstance(value, torch.device) else value,
+                        (node.args, node.kwargs),
+                    )
+                module.recompile()
+        return self
 
 
 def traced(
@@ -70,281 +119,271 @@ def traced(
     shape: tuple[int, int],
     task: Task,
 ) -> Chain:
-    """A chain of the pieces before and from the first call of each split point on.
+    """A chain of the pieces before and from each split point on.
 
     `shape` is that of a microbatch's token ids, `[batch, seq]`; the traced pieces take no other.
-    Raises ModelError for an unknown split point or a module that cannot be traced exactly.
+    Raises ModelError for an unknown split point or a module that torch cannot export.
     """
-    names = [name for name, _ in factory.skeleton.named_modules(remove_duplicate=False) if name]
+    factory.cast_skeleton(dtype)
+    skeleton = factory.skeleton.train()
+    modules = dict(skeleton.named_modules(remove_duplicate=False))
     for point in split_points:
-        if point not in names:
-            raise refusal(
+        if point not in modules or not point:
+            names = list(modules)[1:]
+            raise _refusal(
                 f'split point "{point}" is no submodule of {factory.name}; '
                 f"it has {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
             )
-    for name, module in factory.skeleton.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
-            raise ModelError(
-                f'submodule "{name}" has a backward hook, which a traced module would not call; '
-                "remove the hook, or use an nn.Sequential without split",
-                "model.split",
+    inputs = factory.fake.from_tensor(task.example(*shape)[0])
+    called: list[str] = []
+
+    def cut(point: str, *_: object) -> None:
+        if point not in called:
+            called.append(point)
+            pipe_split()
+
+    def checked(module: Any) -> Any:
+        if uncalled := set(split_points).difference(called):
+            raise _refusal(
+                f'"{factory.name}": forward does not call the split point "{min(uncalled)}"; '
+                "a cut is made where a submodule is first called, as in self.NAME(x)"
             )
-    factory.cast_skeleton(dtype)
-    example, _ = task.example(*shape)
-    with factory.fake:
-        assigned: list[str] = []
-        called: list[str] = []
-        ids = factory.fake.from_tensor(example)
-        program = _exported(factory, split_points, ids, assigned, called)
-        pieces = cut_graph(
-            program,
-            Marks(_CUT, _ASSIGNED, assigned),
-            factory.canonical | factory.canonical_buffers,
-            {
-                **dict(factory.skeleton.named_parameters(remove_duplicate=False)),
-                **dict(factory.skeleton.named_buffers(remove_duplicate=False)),
-            },
-            _output(factory.name, program, shape, task),
-        )
-    if len(pieces) != len(split_points) + 1:
-        raise refusal(
-            f'"{factory.name}": a split point lies within a block (no_grad, autocast, ...) of '
-            "forward, which cannot be cut; choose a submodule that is called outside of it"
-        )
-    begun = [
-        replace(piece, entrance=name) for piece, name in zip(pieces, ["", *called], strict=True)
+        return _without_blocks(module)
+
+    hooks = [
+        modules[point].register_forward_pre_hook(functools.partial(cut, point), prepend=True)
+        for point in split_points
     ]
-    return Chain(factory, begun, _realise, dtype, shape, task)
-
-
-def _exported(
-    factory: Factory,
-    split_points: tuple[str, ...],
-    ids: Tensor,
-    assigned: list[str],
-    called: list[str],
-) -> ExportedProgram:
-    """The graph of one forward, with a node where each split point is first called.
-
-    The names of the buffers that forward assigns to are added to `assigned`, the split points, in
-    the order in which they are called, to `called`.
-    """
-    skeleton = factory.skeleton
-    handles = [_mark(skeleton, point, called) for point in split_points]
+    hooks.append(skeleton.register_forward_hook(lambda _module, _ids, given: _logits(given)))
+    hooks.append(
+        register_module_buffer_registration_hook(_written_in_place)  # type: ignore[arg-type]  # stub
+    )
     try:
-        with (
-            _as_exporting(factory.fake),
-            _nothing_is_lost(skeleton),
-            _noting_assignments(skeleton, assigned),
-        ):
-            program = torch.export.export(skeleton, (ids,), strict=False)
+        with factory.fake, _as_exporting(factory.fake), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's own code
+            split: Any = pipeline(skeleton, (inputs,), split_policy=checked).split_gm
     except Exception as error:
         raise _untraceable(factory.name, error) from error
     finally:
-        for handle in handles:
-            handle.remove()
-    if uncalled := set(split_points).difference(called):
-        raise refusal(
-            f'"{factory.name}": forward does not call the split point "{min(uncalled)}"; '
-            "a cut is made where a submodule is first called, as in self.NAME(x)"
+        for hook in hooks:
+            hook.remove()
+    calls = {int(n.target.rpartition("_")[2]): n for n in split.graph.find_nodes(op="call_module")}
+    if sorted(calls) != list(range(len(split_points) + 1)):
+        raise _refusal(
+            f'"{factory.name}": nothing is computed between two split points, or before the first; '
+            "leave one out"
         )
-    return program
+    known = factory.canonical | factory.canonical_buffers
+    fakes = dict(_named_tensors(skeleton))
+    transient = frozenset(fakes) - skeleton.state_dict().keys()
+    values = {split.graph.output_node().args[0][0]: OUTPUT}
+    values[split.graph.find_nodes(op="placeholder")[0]] = INPUT
+    unused = dict.fromkeys(known[name] for name in fakes if name not in transient)
+    pieces = []
+    for index, entrance in reversed([*enumerate(["", *called])]):
+        call = calls[index]
+        graph, attributes, names = _flat(split.get_submodule(call.target), known, len(call.args))
+        for name in names:
+            unused.pop(name, None)
+        if not index:  # it has what no piece uses
+            names += unused
+            with graph.inserting_before(graph.output_node()):
+                for number in range(len(unused)):
+                    graph.placeholder(f"unused_{number}")
+        tensors = {name: fakes[name] for name in names}
+        takes = tuple(values.get(node, node.name) for node in call.args)
+        fixed = tuple(inputs.shape) if takes[:1] == (INPUT,) else None
+        module = TracedPiece(graph, attributes, tensors, transient, fixed)
+        parts = {node.args[1]: node for node in call.users if node.target is operator.getitem}
+        results: Any = graph.output_node().args[0]
+        is_one = isinstance(results, Node)
+        given = [call] if is_one else [parts.get(place, call) for place in range(len(results))]
+        gives = tuple(values.get(node, node.name) for node in given)
+        pieces.append(Piece(module, "", takes, gives, entrance=entrance))
+    return Chain(factory, pieces[::-1], _realise, dtype, shape, task)
 
 
-def _mark(skeleton: nn.Module, point: str, called: list[str]) -> Any:
-    """Leave a cut before the first call of a submodule, and before its hooks."""
-
-    def hook(_module: nn.Module, _inputs: object) -> None:
-        if point not in called:
-            called.append(point)
-            _CUT()
-
-    return skeleton.get_submodule(point).register_forward_pre_hook(hook, prepend=True)
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
 
 
-@contextlib.contextmanager
-def _noting_assignments(skeleton: nn.Module, assigned: list[str]) -> Iterator[None]:
-    """Meanwhile `self.buffer = value` leaves a node in the graph, in whichever submodule.
+def _realise(built: nn.Module, owned: list[Piece]) -> list[Piece]:
+    """The pieces with the built module's parameters and buffers in place of fake ones."""
+    return [
+        replace(p, module=p.module.on(built)) for p in owned if isinstance(p.module, TracedPiece)
+    ]
 
-    Export sees those of the module itself only.
+
+def _flat(
+    piece: nn.Module, known: Mapping[str, str], num_inputs: int
+) -> tuple[Graph, dict[str, Any], list[str]]:
+    """One graph of a piece and its submodules, what it refers to, and the tensors that it takes.
+
+    `known`: names of the author's parameters and buffers -> those that they go by.
     """
-    paths = {id(module): path for path, module in skeleton.named_modules()}
-    before = {id(module): dict(module._buffers) for module in skeleton.modules()}
+    graph, attributes, references = Graph(), dict[str, Any](), dict[str, Node]()
 
-    def hook(module: nn.Module, name: str, value: Tensor | None) -> None:
-        if id(module) not in paths:
-            return
-        if value is None or module._buffers.get(name) is None:
-            raise _loss(f"forward makes or drops a buffer, {name}", "register it when it is built")
-        path = paths[id(module)]
-        assigned.append(f"{path}.{name}" if path else name)
-        _ASSIGNED(value, len(assigned) - 1)
+    def inline(part: Any, prefix: str, inputs: Iterable[Any]) -> Any:
+        values: dict[Node, Any] = {}
+        incoming = iter(inputs)
+        for node in part.graph.nodes:
+            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+            if node.op == "placeholder":
+                values[node] = next(incoming)
+            elif node.op == "get_attr":
+                name = re.sub(
+                    "@[0-9]+", "", prefix + node.target
+                )  # calls of one module are counted
+                name = known.get(name, name)
+                if name not in references and name in known:
+                    references[name] = graph.placeholder(f"tensor_{len(references)}")
+                elif name not in references:
+                    references[name] = graph.get_attr(name)
+                    attributes[name] = functools.reduce(getattr, node.target.split("."), part)
+                values[node] = references[name]
+            elif node.op == "call_module":
+                values[node] = inline(
+                    part.get_submodule(node.target), f"{prefix}{node.target}.", args
+                )
+            elif node.op == "output":
+                return args[0]
+            elif node.target is operator.getitem and not isinstance(args[0], Node):
+                values[node] = args[0][args[1]]
+            elif node.target is not _OF_THE_TRACE:
+                values[node] = graph.call_function(node.target, args, kwargs)
+        raise AssertionError("a graph ends with its output")
 
-    handle = register_module_buffer_registration_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-        for module in skeleton.modules():
-            module._buffers.update(before[id(module)])
+    graph.output(inline(piece, "", [graph.placeholder(f"input_{n}") for n in range(num_inputs)]))
+    return graph, attributes, [name for name in references if name in known]
+
+
+def _without_blocks(module: Any) -> Any:
+    """Put the operations of blocks such as `no_grad` where they are called.
+
+    Export makes modules of them, which torch's cut loses.
+    """
+    graph = module.graph
+    for node in [n for n in graph.nodes if n.target in _BLOCKS]:
+        place = next(i for i, arg in enumerate(node.args) if isinstance(arg, Node))
+        named = node.args[place]
+        block = _without_blocks(module.get_submodule(named.target))
+        if any(part.target is torch.ops.pippy._pipe_split.default for part in block.graph.nodes):
+            raise _refusal(
+                "a split point lies within a block (no_grad, autocast, ...) of forward, which "
+                "cannot be cut; choose a submodule that is called outside of it"
+            )
+        inputs = zip(block.graph.find_nodes(op="placeholder"), node.args[place + 1 :], strict=True)
+        with graph.inserting_before(node):
+            entered = graph.call_function(_enter, node.args[:place])
+            outputs: Any = graph.graph_copy(block.graph, dict(inputs))
+            left = graph.call_function(_leave, (entered,))
+        inner = [
+            n for n in block.graph.nodes if n.op == "call_function"
+        ]  # torch goes by their meta
+        entered.meta, left.meta = dict(inner[0].meta), dict(inner[-1].meta)
+        for part in list(node.users):
+            part.replace_all_uses_with(outputs[part.args[1]])
+            graph.erase_node(part)
+        graph.erase_node(node)
+        graph.erase_node(named)
+    return module
+
+
+_BLOCKS = (
+    torch.ops.higher_order.wrap_with_set_grad_enabled,
+    torch.ops.higher_order.wrap_with_autocast,
+)
+
+
+def _enter(*how: Any) -> AbstractContextManager[Any]:
+    context = torch.set_grad_enabled(*how) if len(how) == 1 else torch.autocast(*how)
+    context.__enter__()
+    return context
+
+
+def _leave(context: AbstractContextManager[Any]) -> None:
+    context.__exit__(None, None, None)
+
+
+def _written_in_place(module: nn.Module, name: str, value: Tensor | None) -> Tensor | None:
+    """Let `self.buffer = value` write to the buffer; the trace would leave out another tensor."""
+    buffer = module._buffers.get(name)
+    if buffer is None or value is None or value is buffer:
+        return None
+    return buffer.copy_(value.detach())
+
+
+def _value_of(name: str, held: Any, built: nn.Module) -> Any:
+    """The value of a constant: the attribute of that name, or what forward has made it of."""
+    if not isinstance(held, Tensor):
+        return held
+    attribute: Any = built
+    for part in name.split("."):
+        attribute = getattr(attribute, part, None)
+    value = held.constant if isinstance(held, FakeTensor) else held
+    if isinstance(attribute, Tensor):
+        value = attribute.detach()
+    if value is None:
+        raise _refusal(
+            f'forward uses a tensor, "{name}" in the trace, that is neither a parameter nor a '
+            "buffer nor an attribute of its module; register it as a buffer"
+        )
+    return value
+
+
+def _logits(given: Any) -> Tensor:
+    """The logits among what forward returns; a tuple begins with them."""
+    named = given.get("logits") if isinstance(given, dict) else getattr(given, "logits", given)
+    logits = named[0] if isinstance(named, tuple | list) and named else named
+    if not isinstance(logits, Tensor):
+        raise ModelError(
+            f"forward returns a {type(given).__name__} without logits; return them alone, first in "
+            'a tuple, or in a dict as "logits"',
+            "model.split",
+        )
+    return logits
 
 
 @contextlib.contextmanager
 def _as_exporting(fake: FakeTensorMode) -> Iterator[None]:
-    """Meanwhile torch.export works in this mode, to which every tensor of the module belongs."""
+    """Meanwhile torch.export works in this mode, to which every tensor of the module belongs.
+
+    The mode stays one where torch copies a weight that several pieces use: a second mode would free
+    the weak references of the first, and Python would crash.
+    """
     before = fake.shape_env, fake.static_shapes
     fake.shape_env, fake.static_shapes = ShapeEnv(tracked_fakes=[]), False
+    fake.__dict__["__deepcopy__"] = lambda _memo: fake
     try:
         with tracing(TracingContext(fake)):
             yield
     finally:
         fake.shape_env, fake.static_shapes = before
+        del fake.__dict__["__deepcopy__"]
 
 
-@contextlib.contextmanager
-def _nothing_is_lost(skeleton: nn.Module) -> Iterator[None]:
-    """Refuse code that runs once, while it is traced, and never again."""
-    changed: list[str] = []
-    states: list[dict[str, str]] = []
-    drawn: list[object] = []
-
-    def begin(_module: nn.Module, _inputs: object) -> None:
-        states.append(_attributes(skeleton))
-        drawn.append(_draws())
-
-    def end(_module: nn.Module, _inputs: object, _output: object) -> None:
-        now = _attributes(skeleton)
-        changed.extend(name for name, value in states[-1].items() if now.get(name) != value)
-        changed.extend(name for name in now if name not in states[-1])
-        if _draws() != drawn[-1]:
-            raise _loss("forward draws random numbers by Python or NumPy", "draw them by torch")
-
-    handles = [
-        skeleton.register_forward_pre_hook(begin, prepend=True),
-        skeleton.register_forward_hook(end),
-    ]
-    try:
-        with _refusing_calls():
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    if changed:
-        raise _loss(
-            f"forward changes self.{changed[0]}, which the traced module would not do again",
-            "keep it in a buffer, or leave it as it is",
-        )
-
-
-def _loss(what: str, remedy: str) -> ModelError:
-    return ModelError(f"{what}; {remedy}", "model.split")
-
-
-def _draws() -> object:
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), None if numpy is None else str(numpy.random.get_state())
-
-
-def _attributes(skeleton: nn.Module) -> dict[str, str]:
-    """The attributes of all its modules that are plain values, by path."""
-    return {
-        f"{path}.{name}" if path else name: _plain(value)
-        for path, module in skeleton.named_modules()
-        for name, value in vars(module).items()
-        if name not in _OF_TORCH
-    }
-
-
-_OF_TORCH = frozenset(vars(nn.Module()))
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-
-
-def _plain(value: object, depth: int = 3) -> str:
-    """A text that differs where the value does; of other objects their type."""
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if isinstance(value, dict) and depth:
-        return str({repr(key): _plain(item, depth - 1) for key, item in value.items()})
-    if isinstance(value, list | tuple | set | frozenset) and depth:
-        return str([_plain(item, depth - 1) for item in value])
-    return type(value).__name__
-
-
-@contextlib.contextmanager
-def _refusing_calls() -> Iterator[None]:
-    """Meanwhile what export leaves out of its graph raises an error."""
-    function = "uses an autograd.Function, whose backward is its own"
-    hook = "registers a hook on a tensor", "remove the hook"
-    seed = "sets the random seed", "set it before training"
-    left_out: tuple[tuple[Any, str, str, str], ...] = (
-        (torch.autograd.Function, "apply", function, "write it with torch's own operations"),
-        (Tensor, "register_hook", *hook),
-        (Tensor, "register_post_accumulate_grad_hook", *hook),
-        (torch, "manual_seed", *seed),
-        (torch.random, "manual_seed", *seed),
-    )
-
-    def refuse(what: str, remedy: str, *_arguments: object, **_options: object) -> object:
-        raise _loss(f"forward {what}, which tracing leaves out", remedy)
-
-    with contextlib.ExitStack() as stack:
-        for owner, name, what, remedy in left_out:
-            stack.callback(setattr, owner, name, owner.__dict__[name])
-            setattr(owner, name, functools.partial(refuse, what, remedy))
-        yield
+def _refusal(message: str) -> ModelError:
+    """The error for a module that cannot be cut where its split points are."""
+    return ModelError(message, "model.split_points")
 
 
 def _untraceable(name: str, error: Exception) -> ModelError:
-    """What is wrong, on one line, and the line of the author's code."""
-    if isinstance(error, ModelError) and error.key != "model.split":
+    """What torch's exporter says, on one line, and the line of the author's code."""
+    error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    if isinstance(error, ModelError):
         return error
-    where = _authors_line(error)
-    text = " ".join(str(error).split("\n\n", 1)[0].split())
-    what = text if isinstance(error, ModelError) else f"{type(error).__name__}: {text}"
+    where = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        others = (
+            Path(torch.__file__).parent,
+            Path(contextlib.__file__).parent,
+            Path(__file__).parent,
+        )
+        if path.is_file() and not any(path.is_relative_to(other) for other in others):
+            where = f"{frame.filename}, line {frame.lineno}: "
+    what = f"{type(error).__name__}: {' '.join(str(error).split(chr(10) * 2, 1)[0].split())}"
     if "data-dependent" in what or "DataDependent" in what:
         what += "; control flow may not depend on the values of tensors: use torch.where"
     return ModelError(f'"{name}" cannot be traced: {where}{what}', "model.split")
-
-
-def _authors_line(error: Exception) -> str:
-    """The innermost line that is of neither torch nor Python nor this package."""
-    others = [Path(module.__file__ or "").parent for module in (torch, contextlib)]
-    others.append(Path(__file__).parent)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if path.is_file() and not any(path.is_relative_to(other) for other in others):
-            return f"{frame.filename}, line {frame.lineno}: "
-    return ""
-
-
-def _output(name: str, program: ExportedProgram, shape: tuple[int, int], task: Task) -> Node:
-    """The logits among what forward returns: all that there is, or the item "logits"."""
-    (output,) = [node for node in program.graph.nodes if node.op == "output"]
-    spec = program.call_spec.out_spec
-    assert spec is not None
-    leaves = list(output.args[0])
-    result = leaves[0]
-    if len(leaves) > 1:
-        returned = tree_unflatten(leaves, spec)
-        is_dict = isinstance(returned, dict)
-        result = returned.get("logits") if is_dict else getattr(returned, "logits", None)
-    if not isinstance(result, Node):
-        kind = getattr(spec.type, "__name__", "value")
-        raise _loss(
-            f'"{name}": forward returns a {kind} of {len(leaves)} values, of which none is named',
-            'return the logits alone, or a dict with "logits"',
-        )
-    value = result.meta.get("val")
-    if problem := task.problem_of(value, *shape):
-        raise ModelError(f'"{name}": forward {problem} (at {place_of(result)})', "model.split")
-    return result
-
-
-def _realise(built: nn.Module, owned: list[Piece]) -> list[Piece]:
-    """The traced pieces with the built module's parameters and buffers in place of fake ones."""
-    pieces = []
-    for piece in owned:
-        assert isinstance(piece.module, TracedPiece)
-        module = piece.module.with_tensors(real_tensors(piece.module, built))
-        pieces.append(replace(piece, module=module))
-    return pieces

@@ -1,7 +1,8 @@
 """Processes that have traced a module and trained it end as any other does.
 
 They are forks of one that has torch imported, as the ranks of a sweep are, and go through the whole
-of Python's end, where what the trace has left is destroyed.
+of Python's end, where what the trace has left is destroyed. A weight that two pieces use, beside a
+constant, once made torch's cut free one reference twice.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import json, os, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 import traced_models
-from engine.model.factory import Factory
-from engine.model.traced import traced
+from engine.model.spec import ModelSpec
+from engine.model.split import open_model
 from engine.run.heap import keep_freed_memory
 
 torch.set_num_threads(1)
@@ -29,8 +30,8 @@ for _ in range(int(sys.argv[2])):
     errors = os.open("errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(errors, 2)
     keep_freed_memory()
-    factory = Factory("m", traced_models.Blocks, 0)
-    chain = traced(factory, ("second",), torch.float64, (2, 8))
+    spec = ModelSpec("traced_models:Blocks", "float64", split="trace", split_points=("second",))
+    chain = open_model(spec, (2, 8), torch.device("cpu"))
     partition = [range(2)]
     chain.messages(partition, 2, 8)
     stage = chain.build_stage(partition, 0, torch.device("cpu"))

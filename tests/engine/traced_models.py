@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
+from models import sequential
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -91,20 +95,19 @@ class Rotation(nn.Module):
 
 
 class Frame(nn.Module):
-    """Embeddings, three layers and a head around what a subclass does with them."""
+    """Embeddings, three layers and a head around what `middle` does with them, given this."""
 
-    def __init__(self) -> None:
+    def __init__(self, middle: Callable[..., Tensor] = lambda own, x, skip: x + skip) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.first, self.second, self.third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.register_buffer("scale", torch.ones(()))
+        self.calls, self.middle = 0, middle
 
-    def forward(self, ids: Tensor) -> object:
-        x = self.first(self.embed(ids))
-        return self.head(self.third(self.middle(self.second(x), x)))
-
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        return x + skip
+    def forward(self, ids: Tensor) -> Any:
+        x = self.first(self.embed(ids)) * self.scale.clone()
+        return self.head(self.third(self.middle(self, self.second(x), x)))
 
 
 class Blocks(Frame):
@@ -116,8 +119,8 @@ class Blocks(Frame):
         self.rotation, self.pair, self.named = Rotation(), Pair(), Named()
         self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True))
 
-    def forward(self, ids: Tensor) -> object:
-        x = self.counter(self.norm(self.first(self.embed(ids))))
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.norm(self.counter(self.first(self.embed(ids))))
         x = x * (ids % 3 > 0).unsqueeze(-1) + (ids.cumsum(-1) % 5).unsqueeze(-1)
         y, z = self.pair(self.attention(self.second(x)))
         y = torch.cat([y.split(3, -1)[0], z.split(3, -1)[1], x[..., 6:]], -1)
@@ -129,18 +132,11 @@ class Blocks(Frame):
 class WrittenSkip(Frame):
     """The skip is written to after the split point."""
 
-    def forward(self, ids: Tensor) -> object:
+    def forward(self, ids: Tensor) -> Tensor:
         skip = self.first(self.embed(ids))
         x = self.second(skip * 2)
         skip += x
         return self.head(self.third(x) + skip)
-
-
-class ComplexSkip(Frame):
-    def forward(self, ids: Tensor) -> object:
-        turned = torch.fft.fft(self.first(self.embed(ids)))
-        x = self.second(turned.imag)
-        return self.head(self.third(x) + (turned * turned.conj()).real)
 
 
 class Hooked(Frame):
@@ -159,43 +155,78 @@ class Mixed(Frame):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Mixed.mix)
         self.second = nn.utils.parametrizations.spectral_norm(self.second)
         self.spare = nn.Linear(3, 3)
         self.register_buffer("note", torch.arange(3))
         self.plain = torch.linspace(0, 1, WIDTH)
 
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
+    def mix(self, x: Tensor, skip: Tensor) -> Tensor:
         with torch.no_grad():
             mean = skip.mean(-1, keepdim=True) + torch.arange(x.shape[1]).unsqueeze(-1)
-        again = self.first(torch.tanh(x * self.plain)) + self.second(skip)
+        with torch.autocast("cpu", enabled=False):
+            again = self.first(torch.tanh(x * self.plain))
+        again = again + self.second(skip)
         return again if x.shape[1] > LONGEST else again * x.shape[1] - mean
 
-    def forward(self, ids: Tensor) -> object:
+    def forward(self, ids: Tensor) -> Any:
         return {"logits": super().forward(ids), "sizes": [ids.shape[0], None]}
 
 
-class Dropped(Frame):
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        return functional.dropout(x, 0.5, self.training) + skip * torch.rand_like(skip)
+class Encoder(nn.Module):
+    """Down and up again, with a skip at each width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        widths = [(8, 6), (6, 4)]
+        self.down = nn.ModuleList(nn.Linear(wide, narrow) for wide, narrow in widths)
+        self.up = nn.ModuleList(nn.Linear(narrow, wide) for wide, narrow in reversed(widths))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, skips = self.embed(ids), []
+        for layer in self.down:
+            skips.append(x)
+            x = torch.relu(layer(x))
+        for layer in self.up:
+            x = torch.tanh(layer(x)) + skips.pop()
+        return self.head(x)
 
 
-class TupleOutput(Frame):
-    def forward(self, ids: Tensor) -> object:
-        logits = super().forward(ids)
-        return logits, logits.mean()
+class Trunk(nn.Module):
+    """A vision transformer's, on token ids for patches: a token of its own in front of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Embedding(VOCABULARY, WIDTH)
+        self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=True, norm_first=True)
+            for _ in range(3)
+        )
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(ids), -1, -1), self.patches(ids)], 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 1:] + x[:, :1])
 
 
-class Flat(Frame):
-    def forward(self, ids: Tensor) -> object:
-        logits = super().forward(ids)
-        assert isinstance(logits, Tensor)
-        return logits.flatten(0, 1)
+class Tutorial(nn.Module):
+    """The module of which `models.sequential` is the manual cut."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.tok_embeddings, self.positions, *layers, self.norm, self.output = sequential()
+        self.layers = nn.ModuleDict({str(index): layer for index, layer in enumerate(layers)})
 
-class Branching(Frame):
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        return x if x.sum() > 0 else skip
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.positions(self.tok_embeddings(tokens))
+        for layer in self.layers.values():
+            h = layer(h)
+        return self.output(self.norm(h))
 
 
 class Reversed(torch.autograd.Function):
@@ -208,67 +239,69 @@ class Reversed(torch.autograd.Function):
         return -gradient
 
 
-class CustomBackward(Frame):
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        return Reversed.apply(x) + skip
+def write_beside_a_view(own: Frame, x: Tensor, skip: Tensor) -> Tensor:
+    skip = skip + 1
+    part = skip[..., :2]
+    y = own.head(part.repeat(1, 1, WIDTH // 2))[..., :WIDTH]  # the split point
+    skip.add_(x)
+    return y + part.repeat(1, 1, WIDTH // 2) + own.third(skip)
 
 
-class BackwardHook(Frame):
-    def __init__(self) -> None:
-        super().__init__()
-        self.second.register_full_backward_hook(lambda _m, gradients, _o: (gradients[0] * 2,))
+def hook_a_tensor(_own: Frame, x: Tensor, skip: Tensor) -> Tensor:
+    x.register_hook(lambda gradient: gradient * 2)
+    return x + skip
 
 
-class TensorHook(Frame):
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        x.register_hook(lambda gradient: gradient * 2)
-        return x + skip
+def count_calls(own: Frame, x: Tensor, skip: Tensor) -> Tensor:
+    own.calls += 1
+    return x * own.calls + skip
 
 
-class PythonCounter(Frame):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        self.calls += 1
-        return x * self.calls + skip
+def change_a_buffer(own: Frame, x: Tensor, skip: Tensor) -> Tensor:
+    own.scale += 1
+    return x + skip
 
 
-class PythonRandom(Frame):
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        return x if random.random() < 0.5 else skip
+def cut_in_a_block(own: Frame, x: Tensor, skip: Tensor) -> Tensor:
+    with torch.no_grad():
+        return own.third(x) + skip
 
 
-class SharedBuffer(Frame):
-    """Written by one piece, read by another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.ones(()))
-
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        self.scale += 1
-        return x + skip
-
-    def forward(self, ids: Tensor) -> object:
-        x = self.first(self.embed(ids)) * self.scale
-        return self.head(self.third(self.middle(self.second(x), x)))
+def mix_complex(own: Frame, x: Tensor, turned: Tensor) -> Tensor:
+    return own.third(x) + (turned * turned.conj()).real
 
 
-class WrittenView(Frame):
-    """A view of what is written to after the split point passes it, too."""
-
-    def forward(self, ids: Tensor) -> object:
-        x = self.first(self.embed(ids)) + 1
-        part = x[..., :2]
-        y = self.second(part.repeat(1, 1, WIDTH // 2))
-        x.add_(y)
-        return self.head(self.third(x)) + part.sum(-1, keepdim=True)
+def mix_number(own: Frame, x: Tensor, largest: float) -> Tensor:
+    return own.third(x) * largest
 
 
-class NumberAcross(Frame):
-    def forward(self, ids: Tensor) -> object:
-        largest = ids.max().item()
-        x = self.second(self.first(self.embed(ids)))
-        return self.head(self.third(x)) * largest
+def hooked_backward() -> Frame:
+    model = Frame()
+    model.second.register_full_backward_hook(lambda _m, gradients, _o: (gradients[0] * 2,))
+    return model
+
+
+def returning(what: Callable[[Tensor], Any]) -> Frame:
+    model = Frame()
+    model.register_forward_hook(lambda _module, _ids, logits: what(logits))
+    return model
+
+
+used_twice = partial(Frame, lambda own, x, skip: own.first(torch.tanh(x)) + own.second(skip))
+with_dropout = partial(
+    Frame,
+    lambda own, x, skip: functional.dropout(x, 0.5, own.training) + skip * torch.rand_like(skip),
+)
+tuple_output = partial(returning, lambda logits: (logits, logits.mean()))
+nameless = partial(returning, lambda logits: {"result": logits})
+flat = partial(returning, lambda logits: logits.flatten(0, 1))
+complex_skip = partial(Frame, lambda own, x, skip: mix_complex(own, x, torch.fft.fft(skip)))
+number_across = partial(Frame, lambda own, x, skip: mix_number(own, x, skip.max().item()))
+branching = partial(Frame, lambda own, x, skip: x if x.sum() > 0 else skip)
+custom_backward = partial(Frame, lambda own, x, skip: Reversed.apply(x) + skip)
+tensor_hook = partial(Frame, hook_a_tensor)
+python_counter = partial(Frame, count_calls)
+python_random = partial(Frame, lambda own, x, skip: x * random.random() + skip)
+shared_buffer = partial(Frame, change_a_buffer)
+written_view = partial(Frame, write_beside_a_view)
+in_a_block = partial(Frame, cut_in_a_block)
