@@ -65,7 +65,12 @@ def repeated(command: str, settings: Mapping[str, str], options: Sequence[str] =
     """Return a command with these settings in place of its own, and more options.
 
     The settings are keys of a sweep file. The answer is empty for a command that measures nothing.
+    What stands before it, `cd FOLDER && `, stays there.
     """
+    begin = ""
+    if command.startswith("cd "):
+        begin, _, command = command.partition(" && ppbench ")
+        begin, command = f"{begin} && ", f"ppbench {command}"
     program, name, *words = [*shlex.split(command), "", ""]
     if program != "ppbench" or name not in _OPTIONS:
         return ""
@@ -84,7 +89,7 @@ def repeated(command: str, settings: Mapping[str, str], options: Sequence[str] =
             kept.append(word)
     for key, value in settings.items():
         kept += [own[key], value] if key in own else ["--set", f"{key}={value}"]
-    return shlex.join([*kept, *options])
+    return begin + shlex.join([*kept, *options])
 
 
 def larger_budget(num_launches: int, launch_s: float, former_s: float) -> str:

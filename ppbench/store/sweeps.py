@@ -3,13 +3,14 @@
 A run names the sweep that made it. A sweep that finds runs done already has them too, so each call
 leaves a note of all its runs:
 
-    results/sweeps/<time it began>-<sweep_id>.json    {"command": ..., "resume_keys": [...]}
+    results/sweeps/<time it began>-<sweep_id>.json    {"command": ..., "folder": ..., ...}
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ class SweepNote:
     sweep_id: str
     begun: str  # sorts among the ids of runs
     resume_keys: frozenset[str]
-    command: str | None
+    command: str | None  # as it works from the working directory
     text: str  # of the sweep file, as it was read
 
 
@@ -47,7 +48,8 @@ def write_sweep_note(
     """Note the runs of a sweep that begins, in place of its older note. Raises StoreError."""
     path = store / SWEEPS / f"{begun.partition('-')[0]}-{sweep_id}.json"
     with whole_file(path) as file:
-        held = {"command": command, "resume_keys": sorted(resume_keys), "text": text}
+        given = {"command": command, "folder": str(Path.cwd()), "text": text}
+        held = {**given, "resume_keys": sorted(resume_keys)}
         file.write(json.dumps(held).encode())
     for older in path.parent.glob(f"*-{sweep_id}.json"):
         if older.name < path.name:
@@ -61,8 +63,10 @@ def newest_sweep_note(store: Path, sweep_id: str = "*") -> SweepNote | None:
         begun, _, sweep_id = path.stem.partition("-")
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             held = json.loads(path.read_bytes())
-            keys = frozenset(held["resume_keys"])
-            return SweepNote(sweep_id, begun, keys, held["command"], held["text"])
+            keys, command = frozenset(held["resume_keys"]), held["command"]
+            if command is not None and Path(held["folder"]) != Path.cwd():
+                command = f"cd {shlex.quote(held['folder'])} && {command}"
+            return SweepNote(sweep_id, begun, keys, command, held["text"])
     return None
 
 

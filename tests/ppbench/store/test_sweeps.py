@@ -10,6 +10,7 @@ from stored_runs import run_row, store_with
 
 import ppbench
 from ppbench.config.case import Case
+from ppbench.display.commands import BUDGET, repeated
 from ppbench.errors import UsageError
 from ppbench.store import Store, write_sweep_note
 from ppbench.store.sweeps import SWEEPS, newest_sweep_note
@@ -78,3 +79,14 @@ def test_a_sweeps_name_or_id_means_its_runs_wherever_runs_are_named(store):
     with pytest.raises(UsageError, match="is a sweep of 2 runs; name one of them: ppbench ls"):
         store.find("short")
     assert store.find("long")["resume_key"] == "c"
+
+
+def test_the_command_of_a_sweep_works_where_its_note_is_read(store, tmp_path, monkeypatch):
+    (tmp_path / "a b").mkdir()
+    monkeypatch.chdir(tmp_path / "a b")
+    write_sweep_note(store.folder, "long", LATER, "abc", "ppbench sweep mine.toml")
+    assert newest_sweep_note(store.folder).command == "ppbench sweep mine.toml"
+    monkeypatch.chdir(tmp_path)
+    command = f"cd '{tmp_path}/a b' && ppbench sweep mine.toml"
+    assert newest_sweep_note(store.folder).command == command
+    assert repeated(command, {BUDGET: "2m"}) == f"{command} --budget 2m"
