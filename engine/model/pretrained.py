@@ -50,7 +50,7 @@ def from_factory(
         owned = {factory.canonical[name] for name, _ in model.named_parameters()}
         copy_tensors(factory.build(owned), model)
 
-    plan = plan_of(skeleton, spec, type(skeleton), is_tried=is_tried)
+    plan = plan_of(skeleton, spec, is_tried=is_tried)
     return CausalLM(build, fill, plan, factory.hooked, own)
 
 

@@ -141,19 +141,14 @@ class Tiny:
         return ModelError(f"architecture {self.name} cannot be split: {why}")
 
 
-def plan_of(
-    model: PreTrainedModel,
-    keys: ModelSpec,
-    owner: type[PreTrainedModel] | None = None,
-    *,
-    is_tried: bool,
-) -> Plan:
+def plan_of(model: PreTrainedModel, keys: ModelSpec, *, is_tried: bool) -> Plan:
     """The plan by which a model is cut; tried, unless it is. Raises ModelError where none is exact.
 
-    `owner` is the class that makes a tiny one, if it is none of transformers'.
+    A tiny model is made by the model's own class, which may be a user's.
     """
     if is_tried and not keys.has_plan and (declared := declared_plan(model)):
         return declared
+    owner = type(model)
     parts = keys.layers, keys.before_layers, keys.after_layers
     key = (model.config.to_json_string(use_diff=False), owner, parts, is_tried)
     if key not in _PLANS:

@@ -270,6 +270,11 @@ def test_where_layers_are_must_be_told_and_is_named(name, keys, message):
         open_model(ModelSpec(f"models:{name}", **keys), SHAPE, CPU)
 
 
+def test_a_model_that_has_but_a_part_of_its_configuration_is_tried_by_its_own_class(tmp_path):
+    tiny_config(CONFIG_MAPPING["emu3"]()).save_pretrained(tmp_path)
+    assert open_model(ModelSpec(str(tmp_path)), SHAPE, CPU).num_layers == 4
+
+
 def test_an_architecture_whose_layers_share_more_than_the_hidden_state_is_refused(tmp_path):
     tiny_config(CONFIG_MAPPING["glm_moe_dsa"]()).save_pretrained(tmp_path)
     message, _ = refusal(ModelSpec(str(tmp_path)))
