@@ -95,9 +95,9 @@ class Stage:
         share of the step's mean loss.
         """
         if not self.module.is_first:
-            wanted = (spec.has_gradient for spec in self._receives or ())
-            for leaf in inputs:
-                leaf.requires_grad_(leaf.is_floating_point() and next(wanted, True))
+            wanted = [spec.has_gradient for spec in self._receives or ()] or [True] * len(inputs)
+            for leaf, is_wanted in zip(inputs, wanted, strict=True):
+                leaf.requires_grad_(is_wanted and leaf.is_floating_point())
         with self._autocast:
             outputs = self.module(*inputs)
         if not self._has_run:

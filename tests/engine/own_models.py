@@ -10,6 +10,7 @@ import torch
 from models import small_llama
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
+from transformers import ViTConfig, ViTForImageClassification
 
 WIDTH, NUM_CLASSES, LENGTH = 16, 10, 6
 Factory = tuple[nn.Module, Callable[..., Any], Callable[..., Any]]
@@ -82,6 +83,20 @@ WEIGHTED = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2, NUM_CLASSES))
 
 def traced_vit() -> Factory:
     return ViT(), images, WEIGHTED
+
+
+def transformers_vit() -> Factory:
+    """A classifier of transformers, to be traced: its first message begins with a mask."""
+    config = ViTConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        intermediate_size=24,
+        image_size=16,
+        patch_size=4,
+        num_labels=NUM_CLASSES,
+    )
+    return ViTForImageClassification(config), images, cross_entropy
 
 
 class Encoder(nn.Module):
