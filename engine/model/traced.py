@@ -251,7 +251,9 @@ def _flat(
             elif node.target is operator.getitem and not isinstance(args[0], Node):
                 values[node] = args[0][args[1]]
             elif node.target is not _OF_THE_TRACE:
-                values[node] = graph.call_function(node.target, args, kwargs)
+                is_view = node.target is torch.ops.aten.view.default  # as fake tensors are laid out
+                target = torch.ops.aten.reshape.default if is_view else node.target
+                values[node] = graph.call_function(target, args, kwargs)
         raise AssertionError("a graph ends with its output")
 
     graph.output(inline(piece, "", [graph.placeholder(f"input_{n}") for n in range(num_inputs)]))
