@@ -1,12 +1,13 @@
 """The trial of architectures: what of transformers is cut exactly, what is refused, and why."""
 
 import pytest
-import torch
 from pipeline import CPU, config, lone_trainer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.exactness import compare
 from engine.model import probe
 from engine.model.probe import EXACT, architectures, check_architectures
+from engine.model.tiny import tiny_config
 
 KINDS = {
     "qwen3": ("exact", "declared", "float64"),
@@ -55,28 +56,27 @@ def test_an_architecture_that_fails_costs_itself_alone(monkeypatch):
 
 @pytest.mark.thorough
 def test_what_the_trial_calls_exact_trains_exactly_in_steps_of_a_trainer(tmp_path):
-    """Another comparison, of another schedule: none that is called exact is trained wrong."""
-    exact = 0
-    for name in architectures():
-        (check,) = check_architectures([name])
-        if check.status != "exact":
-            continue
-        tiny = probe.Tiny(probe.CONFIG_MAPPING[name](), probe.ModelSpec(), None)
-        folder = tmp_path / name
-        torch.manual_seed(0)
-        tiny.whole().config.save_pretrained(folder)
-        settings = config(
-            "interleaved_1f1b",
-            1,
-            4,
-            preset=str(folder),
-            dtype=check.dtype,
-            stages_per_rank=2,
-            microbatch_size=2,
-            seq_len=24,
+    """Another comparison, of another schedule: none that is called exact is trained wrong.
+
+    A model that computes parts in float32 differs by their rounding, with a cut as without.
+    """
+    exact = [check for check in check_architectures(architectures()) if check.status == "exact"]
+    assert len(exact) > 140
+    for check in exact:
+        folder = tmp_path / check.architecture
+        tiny_config(CONFIG_MAPPING[check.architecture]()).save_pretrained(folder)
+        cut, uncut = (
+            difference(str(folder), check.dtype, schedule, stages_per_rank)
+            for schedule, stages_per_rank in (("interleaved_1f1b", 2), ("1f1b", 1))
         )
-        trainer = lone_trainer(settings)
-        assert compare(trainer, settings, CPU).difference < EXACT[check.dtype], name
+        assert cut < max(EXACT[check.dtype], 1.01 * uncut), check.architecture
+
+
+def difference(preset, dtype, schedule, stages_per_rank):
+    shape = {"microbatch_size": 2, "seq_len": 24, "stages_per_rank": stages_per_rank}
+    settings = config(schedule, 1, 4, preset=preset, dtype=dtype, **shape)
+    trainer = lone_trainer(settings)
+    try:
+        return compare(trainer, settings, CPU).difference
+    finally:
         trainer.close()
-        exact += 1
-    assert exact > 100
