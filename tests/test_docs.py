@@ -107,6 +107,11 @@ def test_every_file_that_a_page_names_exists(page):
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
 
 
+def test_each_test_file_has_a_name_of_its_own():
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]  # pytest imports by these
+    assert sorted(set(names)) == sorted(names)
+
+
 def test_every_module_that_a_page_calls_by_its_last_name_exists():
     modules = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     text = "".join((ROOT / page).read_text() for page in ("README.md", "CONTRIBUTING.md"))
