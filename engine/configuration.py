@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from engine.model.split import open_model
 from engine.model.stage_module import Model, ModelError
 from engine.plan.action import RECV_OPS, SEND_OPS
 from engine.plan.check import check
+from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import CollectivePolicy, DataParallel, with_collectives
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.messages import Edge, edge_of
@@ -65,6 +65,7 @@ class TrainerConfig:
     rehearses: bool | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", Policy(self.policy))  # also of its name
         if self.replicas < 1:
             raise ValueError(f"replicas is {self.replicas}; expected at least 1")
         if self.issue_ahead < 1:
@@ -98,11 +99,18 @@ def program_of(config: TrainerConfig) -> Program:
 def lowered_of(config: TrainerConfig) -> Program:
     """The step's program with its transfers and collectives, proved free of deadlock.
 
-    All replicas run this one program: what cannot hang in one of them cannot hang in all.
+    All replicas run this one program: what cannot hang in one of them cannot hang in all. Raises
+    ScheduleError or ProgramError.
     """
     program = program_of(config)
     lowered = lower(program, config.policy, config.look_ahead)
-    return with_collectives(lowered, program, config.sharding) if config.replicas > 1 else lowered
+    if config.replicas > 1:
+        lowered = with_collectives(lowered, program, config.sharding)
+        if lowered.has_collectives:
+            # Those of a file as they are written: positions in an error are then the file's.
+            written = program if program.has_collectives else lowered
+            check_collectives(written, config.sharding)
+    return lowered
 
 
 def edges_of(lowered: Program) -> list[Edge]:
@@ -114,7 +122,8 @@ def edges_of(lowered: Program) -> list[Edge]:
 def model_of(config: TrainerConfig, device: torch.device, *, is_tried: bool = False) -> Model:
     """The model, checked against the data. Raises ModelError.
 
-    `is_tried`: another rank has tried its architecture.
+    `is_tried`: another rank has tried its architecture. The last two are kept, since each is asked
+    for more than once and tracing takes seconds.
     """
     data = config.data
     if data.is_variable and config.model.split == "trace":
@@ -122,7 +131,13 @@ def model_of(config: TrainerConfig, device: torch.device, *, is_tried: bool = Fa
         raise ModelError(message, "model.split")
     shape = (data.microbatch_size, data.longest)
     spec = dataclasses.replace(config.model, partition="uniform")  # it is cut only later
-    model = _opened(spec, shape, device, is_tried=is_tried)
+    key = spec, shape, device
+    model, needs_trial = _OPENED.get(key, (None, False))
+    if model is None or (needs_trial and not is_tried):
+        model = open_model(*key, is_tried=is_tried)
+        _OPENED[key] = model, is_tried
+        for other in list(_OPENED)[:-2]:
+            del _OPENED[other]
     if model.task.vocab_size is None:  # the length is that of the factory's batches
         if data.is_variable:
             message = f'{config.model.name} brings its own batches; seq_len cannot be "variable"'
@@ -138,12 +153,8 @@ def model_of(config: TrainerConfig, device: torch.device, *, is_tried: bool = Fa
     return model
 
 
-@functools.lru_cache(maxsize=2)
-def _opened(
-    spec: ModelSpec, shape: tuple[int, int], device: torch.device, *, is_tried: bool
-) -> Model:
-    """Kept, tried and untried, since each is asked for more than once and tracing takes seconds."""
-    return open_model(spec, shape, device, is_tried=is_tried)
+_OPENED: dict[tuple[ModelSpec, tuple[int, int], torch.device], tuple[Model, bool]] = {}
+"""The models that were opened last, and whether their architecture is still to be tried here."""
 
 
 def data_spec_of(config: TrainerConfig, model: Model) -> DataSpec:

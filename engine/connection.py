@@ -92,11 +92,9 @@ def _decide(
     data = data_spec_of(config, model)
     shape, kind = (data.microbatch_size, data.longest), config.model.partition
     recomputed, costs = recomputed_stages(config, num_stages), Costs((1.0,) * model.num_layers)
-    if num_stages == 1:
-        partition = [range(model.num_layers)]
-    elif kind in BY_COST:
+    if kind in BY_COST:
         costs = model.costs
-        if kind == "measured":
+        if kind == "measured" and num_stages > 1:
             autocast = autocast_of(config.autocast, device)
             measured = measure_model_costs(
                 *(model, shape, device, autocast, config.optimizer), recompute=all(recomputed)

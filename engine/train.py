@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.configuration import TrainerConfig
+    from engine.model.stage_module import StageModule
 
 T = TypeVar("T")
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
@@ -372,7 +373,8 @@ def train(launch: Launch) -> None:
     from engine.run.clock import clock_for
     from engine.run.heap import keep_freed_memory
     from engine.run.p2p.fabric import Fabric
-    from engine.trainer import Trainer, agree
+    from engine.run.shards import Kept, check_views
+    from engine.trainer import Trainer, agree, modules_of
 
     keep_freed_memory()
     if device.type != (kind := launch.gather(device.type)[0]):
@@ -382,7 +384,17 @@ def train(launch: Launch) -> None:
     is_shared = any(launch.gather(launch.local_world_size > devices.count()))
     fabric = Fabric(device, clock_for(device), is_device_shared=is_shared)
     agreement = launch.attempt(lambda: agree(asked, fabric))
-    trainer = launch.attempt(lambda: Trainer(agreement, fabric))
+
+    def build_stages() -> dict[int, StageModule]:
+        """Make this rank's stages: apart, since it may fail on one rank alone."""
+        stages = modules_of(agreement, fabric)
+        if asked.replicas > 1 and Kept.by(asked.sharding).optimizer:
+            for stage in stages.values():
+                check_views(stage)
+        return stages
+
+    modules = launch.attempt(build_stages)
+    trainer = Trainer(agreement, fabric, modules=modules)
     source = launch.gather(source)[0]  # ranks may see different latest ones
     progress = checkpoints.Progress()
     if source is not None:

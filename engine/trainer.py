@@ -30,7 +30,7 @@ from engine.configuration import (
 from engine.connection import Agreement, Place, agree, autocast_of
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
-from engine.model.stage_module import gradient_message, message_bytes
+from engine.model.stage_module import StageModule, gradient_message, message_bytes
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.memory import Messages
 from engine.plan.messages import Edge
@@ -147,10 +147,13 @@ class Trainer:
         flight: Flight = NO_FLIGHT,
         build: Build | None = None,
         share: Share | None = None,
+        modules: Mapping[int, StageModule] | None = None,
     ) -> None:
-        """`build` makes what runs the microbatches, given all but that; None: the executor.
+        """Connect the rank's stages with those of the others: collective where there are several.
 
-        `share` makes, before that, what replicas share of the modules; None: `shards_of`.
+        `build` makes what runs the microbatches, given all but that; None: the executor. `share`
+        makes, before that, what replicas share of the modules; None: `shards_of`. `modules` are the
+        rank's stages as `modules_of` makes them; None: they are made here.
         """
         config = self.config = agreement.config
         self.agreement, self.planned = agreement, agreement.program
@@ -164,10 +167,7 @@ class Trainer:
         self._data = data_of(config, self.model, self.tokenizer, self.device)
         self.partition, self.messages = agreement.partition, agreement.messages
         self.shared_weights = self.model.shared_weights(self.partition)
-        self.modules = {
-            stage: self.model.build_stage(self.partition, stage, self.device)
-            for stage in placement.stages_of(self.rank)
-        }
+        self.modules = modules_of(agreement, fabric) if modules is None else modules
         self.shared = Shared(self.shared_weights, self.modules, placement.ranks, self.rank)
         share = share or shards_of
         self.shards = share(self, self.shared, flight) if config.replicas > 1 else None
@@ -294,13 +294,16 @@ class Trainer:
             return measure_memory(self.device, lambda: self.step(step).spans, owned, plan)
 
     def batch(self, step: int) -> StepBatch:
-        """This replica's inputs and targets of a step, on the rank's device.
+        """This replica's inputs and targets of a step, on the rank's device, where it needs them.
 
         The tokens that count are those of all replicas.
         """
         whole, size = self._data.step(step), self.config.data.num_microbatches
         own = slice(self.replica * size, (self.replica + 1) * size)
-        return StepBatch(whole.inputs[own], whole.targets[own], whole.num_tokens).to(self.device)
+        nothing = (torch.empty(0),) * size
+        inputs = whole.inputs[own] if 0 in self.modules else nothing
+        targets = whole.targets[own] if len(self.partition) - 1 in self.modules else nothing
+        return StepBatch(inputs, targets, whole.num_tokens).to(self.device)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """This rank's parameters by their name in the unsplit model, each once.
@@ -410,6 +413,16 @@ class Trainer:
         return self.fabric.gather_objects(ours, self.everyone)
 
 
+def modules_of(agreement: Agreement, fabric: Fabric) -> dict[int, StageModule]:
+    """Make this rank's stages, with their weights. Raises ModelError, perhaps on one rank alone."""
+    config, device = agreement.config, fabric.device
+    model = model_of(config, device, is_tried=True)
+    return {
+        stage: model.build_stage(agreement.partition, stage, device)
+        for stage in agreement.program.placement.stages_of(Place.of(config).rank)
+    }
+
+
 class Executing(Executor):
     """The engine's own runner: an executor with channels of its own."""
 
@@ -512,8 +525,7 @@ def _whole(trainer: Trainer, stage: int) -> Iterator[None]:
 def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
     """The engine's own: buckets of parameters on a lane beside the executor."""
     config, fabric, device = trainer.config, trainer.fabric, trainer.device
-    mesh = fabric.mesh_of(trainer.same_rank, trainer.ranks, trainer.everyone)
-    group = ReplicaGroup(mesh.get_group("replica"), trainer.replica, config.replicas)
+    group = ReplicaGroup(fabric.group_of(trainer.same_rank), trainer.replica, config.replicas)
     lane: Lane = (
         StreamLane(device, fabric.clock, fabric.lane_stream())
         if group.is_on_stream

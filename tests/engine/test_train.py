@@ -15,9 +15,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import models
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, load
+from transformers import Qwen2ForCausalLM
 
 from engine.train import OptionError, configuration, read_options
 
@@ -155,6 +158,18 @@ def test_what_is_wrong_on_all_ranks_is_said_once():
     assert 'no model "./missing"' in done.error_lines[0]
     assert "rank" not in done.error_lines[0]
     assert done.stderr.index("error: ") < done.stderr.index("Traceback")  # torchrun's own
+
+
+def test_what_is_wrong_on_one_rank_alone_ends_all(tmp_path):
+    model = Qwen2ForCausalLM._from_config(models.configuration("qwen2"))
+    tensors = {n: t for n, t in model.state_dict().items() if "layers.3.mlp.up" not in n}
+    model.config.save_pretrained(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    done = finish(start(TWO_RANKS, "--model", tmp_path, "--device", "cpu", *ENOUGH))
+    assert done.code != 0
+    assert len(done.error_lines) == 1
+    assert "rank 1: " in done.error_lines[0]
+    assert "has no tensor for model.layers.3.mlp.up_proj.weight" in done.error_lines[0]
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
