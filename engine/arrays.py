@@ -62,7 +62,7 @@ Maker = Callable[..., Ints]
 PAYS_FROM = 200_000
 """Actions that take Python as long as loading the compiler takes."""
 
-COMPILING = "compiling the simulator, once on this machine: takes some seconds"
+COMPILING = "compiling the walk over programs, once on this machine: takes some seconds"
 AT_ONCE = 64
 """Calls whose arguments are made at once."""
 

@@ -220,7 +220,7 @@ def _own(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, nn.Parameter]]:
 
 def _gathered(trainer: Trainer) -> dict[str, Tensor]:
     """A rank's parameters, where replicas keep parts of them: put together, on the host."""
-    if trainer.shards is None or not trainer.shards.kept.parameters:
+    if trainer.shards is None or not trainer.shards.sharded.parameters:
         return {}
     names = {parameter: name for name, parameter in _own(trainer)[1].items()}
     gathered: dict[str, Tensor] = {}

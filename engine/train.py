@@ -373,7 +373,7 @@ def train(launch: Launch) -> None:
     from engine.run.clock import clock_for
     from engine.run.heap import keep_freed_memory
     from engine.run.p2p.fabric import Fabric
-    from engine.run.shards import Kept, check_views
+    from engine.run.shards import Sharded, check_views
     from engine.trainer import Trainer, agree, modules_of
 
     keep_freed_memory()
@@ -388,7 +388,7 @@ def train(launch: Launch) -> None:
     def build_stages() -> dict[int, StageModule]:
         """Make this rank's stages: apart, since it may fail on one rank alone."""
         stages = modules_of(agreement, fabric)
-        if asked.replicas > 1 and Kept.by(asked.sharding).optimizer:
+        if asked.replicas > 1 and Sharded.by(asked.sharding).optimizer:
             for stage in stages.values():
                 check_views(stage)
         return stages

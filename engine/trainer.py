@@ -49,7 +49,7 @@ from engine.run.progress import DeviceProgress
 from engine.run.recomputation import recompute_layers
 from engine.run.recording import Recording
 from engine.run.rehearsal import rehearse
-from engine.run.shards import Kept, Piece, ReplicaGroup, Shards, check_views
+from engine.run.shards import Piece, ReplicaGroup, Sharded, Shards, check_views
 from engine.run.stage import Stage, compile_layers
 from engine.run.timed_step import TimedStep
 from engine.shared_weights import Shared
@@ -166,9 +166,9 @@ class Trainer:
         self.tokenizer = tokenizer_of(config)
         self._data = data_of(config, self.model, self.tokenizer, self.device)
         self.partition, self.messages = agreement.partition, agreement.messages
-        self.shared_weights = self.model.shared_weights(self.partition)
         self.modules = modules_of(agreement, fabric) if modules is None else modules
-        self.shared = Shared(self.shared_weights, self.modules, placement.ranks, self.rank)
+        weights = self.model.shared_weights(self.partition)
+        self.shared = Shared(weights, self.modules, placement.ranks, self.rank)
         share = share or shards_of
         self.shards = share(self, self.shared, flight) if config.replicas > 1 else None
         recomputed = recomputed_stages(config, len(self.partition))
@@ -383,7 +383,7 @@ class Trainer:
 
     def _sum_over_all(self, tensor: Tensor) -> None:
         self._own_squares = tensor.clone()
-        ranks = self.everyone if self.shards and self.shards.kept.optimizer else self.ranks
+        ranks = self.everyone if self.shards and self.shards.sharded.optimizer else self.ranks
         if len(ranks) > 1:
             self.fabric.sum_over(tensor, ranks)
 
@@ -512,7 +512,7 @@ def _rehearse(trainer: Trainer, stages: Mapping[int, Stage]) -> None:
 def _whole(trainer: Trainer, stage: int) -> Iterator[None]:
     """Meanwhile the stage's parameters have their values, where they are sharded between steps."""
     shards = trainer.shards
-    if shards is None or not shards.kept.parameters:
+    if shards is None or not shards.sharded.parameters:
         yield
         return
     shards.begin(Action(stage, Op.UNSHARD, NO_INDEX))
@@ -532,7 +532,7 @@ def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
         else HostLane(trainer.rank, trainer.replica, flight)
     )
     parameters = {s: m.own_parameters().values() for s, m in trainer.modules.items()}
-    if Kept.by(config.sharding).optimizer:
+    if Sharded.by(config.sharding).optimizer:
         for module in trainer.modules.values():
             check_views(module)
     return Shards(parameters, shared.parameters(), config.sharding, group, lane)

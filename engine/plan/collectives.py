@@ -27,7 +27,7 @@ from engine.plan.table import Table
 
 @dataclass(frozen=True)
 class NoCollectives:
-    """Replicas share nothing, or there is one."""
+    """A program has no collectives: gradients are summed once, when all of its actions are done."""
 
 
 @dataclass(frozen=True)

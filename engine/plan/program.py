@@ -1,7 +1,7 @@
 """A program: for each rank, the ordered actions of one step. Text in and out.
 
 The program is the single description of a schedule. Rules check it, lowering adds its transfers,
-the simulator predicts it and the executor runs it; none of them knows the schedule's name.
+`engine.plan.predict` predicts it and the executor runs it; none of them knows the schedule's name.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Sharded:
     """What of a stage's training a replica keeps in shards only."""
 
     parameters: bool
@@ -107,7 +107,7 @@ class Kept:
     optimizer: bool
 
     @classmethod
-    def by(cls, policy: CollectivePolicy) -> Kept:
+    def by(cls, policy: CollectivePolicy) -> Sharded:
         parameters = most_unsharded(policy) is not None
         gradients = parameters or isinstance(policy, Zero2)
         return cls(parameters, gradients, gradients or isinstance(policy, Zero1))
@@ -116,8 +116,10 @@ class Kept:
 class Bucket:
     """Parameters of one dtype that are gathered and summed together."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: ReplicaGroup, kept: Kept) -> None:
-        self.parameters, self._group, self._kept = list(parameters), group, kept
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], group: ReplicaGroup, sharded: Sharded
+    ) -> None:
+        self.parameters, self._group, self._sharded = list(parameters), group, sharded
         first = self.parameters[0]
         self.is_trained = first.requires_grad
         self._dtype, self._device = first.dtype, first.device
@@ -132,13 +134,13 @@ class Bucket:
         self._used: set[int] = set()  # parameters with a gradient on this replica in this step
         self._sum: Tensor | None = None  # of gradients over replicas, in whole or this shard of it
         self.pieces: dict[nn.Parameter, Piece] = {}
-        if kept.optimizer:  # parameters become views of one flat tensor, pieces of the shard
+        if sharded.optimizer:  # parameters become views of one flat tensor, pieces of the shard
             self._whole = self._filled(self._size, 0.0)
             for parameter, view in zip(self.parameters, self._views(self._whole), strict=True):
                 view.copy_(parameter.detach())
                 parameter.data = view
             self._shard = self._whole[self._begin : self._begin + self._shard_size]
-            if self._kept.parameters:
+            if self._sharded.parameters:
                 self._shard = self._shard.clone()
                 self.free()
             for parameter, start in zip(self.parameters, self._starts, strict=True):
@@ -157,7 +159,7 @@ class Bucket:
         """Its bytes, for the prediction of memory."""
         shard_bytes = self._shard_size * self._dtype.itemsize
         gradients = tuple(p.nbytes for p in self.parameters) if self.is_trained else ()
-        sum_bytes = shard_bytes if self._kept.gradients else self.num_bytes
+        sum_bytes = shard_bytes if self._sharded.gradients else self.num_bytes
         return BucketBytes(frozenset(stages), self.num_bytes, sum_bytes, gradients)
 
     def _filled(self, size: int, value: float) -> Tensor:
@@ -203,7 +205,7 @@ class Bucket:
                 torch.add(parameter.grad, 0.0, out=view)  # -0.0 + 0.0 is 0.0
                 parameter.grad = None
                 self._used.add(index)
-        shard = self._filled(self._shard_size, 0.0) if self._kept.gradients else None
+        shard = self._filled(self._shard_size, 0.0) if self._sharded.gradients else None
 
         def add() -> None:
             if shard is None:
@@ -219,10 +221,10 @@ class Bucket:
         """Put the sums in `.grad` of what the optimizer trains. Blocks only for unused ones."""
         if self._sum is None:
             return
-        at = 0 if self._kept.gradients else self._begin
+        at = 0 if self._sharded.gradients else self._begin
         shard = self._sum[at : at + self._shard_size]
         for index, (parameter, start) in enumerate(zip(self.parameters, self._starts, strict=True)):
-            if not self._kept.optimizer:
+            if not self._sharded.optimizer:
                 found = self._sum[start : start + parameter.numel()]
                 holder: nn.Parameter = parameter
             elif piece := self.pieces.get(parameter):
@@ -303,7 +305,7 @@ class Shards:
 
         What several stages own must be alone: its shards are then the same for all its owners.
         """
-        self.kept, self.replica, self._lane = Kept.by(policy), group.replica, lane
+        self.sharded, self.replica, self._lane = Sharded.by(policy), group.replica, lane
         lonely = {id(parameter) for parameter in alone}
         self._of_stage: dict[int, list[Bucket]] = {}
         self._bucket_of: dict[nn.Parameter, Bucket] = {}
@@ -325,7 +327,7 @@ class Shards:
                         parts.append([])
                     parts[-1].append(parameter)
             for part in parts:
-                self._bucket_of |= dict.fromkeys(part, Bucket(part, group, self.kept))
+                self._bucket_of |= dict.fromkeys(part, Bucket(part, group, self.sharded))
             self._of_stage[stage] = list(dict.fromkeys(self._bucket_of[p] for p in mine))
         self._buckets = list(dict.fromkeys(self._bucket_of.values()))
         self._unsharding: dict[int, Job] = {}
@@ -391,7 +393,7 @@ class Shards:
 
     def gather_updated(self) -> None:
         """Gather what the optimizer has updated, where parameters are kept whole."""
-        if self.kept.optimizer and not self.kept.parameters:
+        if self.sharded.optimizer and not self.sharded.parameters:
             for bucket in self._buckets:
                 if bucket.is_trained:
                     self._lane.issue(None, _all([bucket.gather]))
@@ -399,7 +401,7 @@ class Shards:
 
     def pieces(self, parameter: nn.Parameter) -> list[Piece]:
         """What the optimizer trains of a parameter here: one piece, or none, or all of it."""
-        if not self.kept.optimizer:
+        if not self.sharded.optimizer:
             return [Piece.all_of(parameter)]
         piece = self._bucket_of[parameter].pieces.get(parameter)
         return [] if piece is None else [piece]
@@ -412,7 +414,7 @@ class Shards:
         None where no replica has anything.
         """
         buckets = dict.fromkeys(b for stage in stages for b in self._of_stage[stage])
-        if not self.kept.optimizer:
+        if not self.sharded.optimizer:
             return {p: of(p) for bucket in buckets for p in bucket.parameters}
         found = ((bucket.parameters, bucket.gathered(of)) for bucket in buckets)
         return {p: value for some, them in found for p, value in zip(some, them, strict=True)}
@@ -420,7 +422,7 @@ class Shards:
     @contextmanager
     def written_whole(self) -> Iterator[None]:
         """Meanwhile the parameters have memory, and what is written there is kept."""
-        sharded = self._buckets if self.kept.parameters else []
+        sharded = self._buckets if self.sharded.parameters else []
         for bucket in sharded:
             bucket.make_room()
         yield

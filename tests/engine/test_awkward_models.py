@@ -70,7 +70,11 @@ def settings_of(name: str, world_size: int, **changes: object) -> TrainerConfig:
 
 def train(trainer: Trainer) -> Trained:
     """Train on this rank; returns the results by unsplit names."""
-    names = {name: weight.name for weight in trainer.shared_weights for _, name in weight.owners}
+    names = {
+        name: weight.name
+        for weight in trainer.model.shared_weights(trainer.partition)
+        for _, name in weight.owners
+    }
     trained = Trained()
     for step in range(NUM_STEPS):
         trained.losses.append(trainer.step(step).loss)

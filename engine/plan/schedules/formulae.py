@@ -2,7 +2,7 @@
 
 For equal stages and free transfers, in units of one microbatch on one rank: F, I and W are the
 times of its forward and of the two halves of its backward on all stages of a rank together. Stated
-where they hold exactly and None elsewhere; the simulator has the figure everywhere.
+where they hold exactly and None elsewhere; `engine.plan.predict` has the figure everywhere.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from engine.flight import Flight
 from engine.plan.collectives import DataParallel, NoCollectives, most_unsharded
-from engine.run.shards import Kept, Piece, ReplicaGroup, Shards, was_used
+from engine.run.shards import Piece, ReplicaGroup, Sharded, Shards, was_used
 from engine.shared_weights import Shared
 from engine.trainer import Trainer, shards_of
 from ppbench.run.runtimes.runtime import RefusalError
@@ -49,7 +49,7 @@ class TorchShards(Shards):
 
     def __init__(self, trainer: Trainer, submodule_of: Submodules) -> None:
         is_sharded = most_unsharded(trainer.config.sharding) is not None
-        self.kept = Kept(is_sharded, is_sharded, is_sharded)
+        self.sharded = Sharded(is_sharded, is_sharded, is_sharded)
         self.replica, num_replicas = trainer.replica, trainer.config.replicas
         mesh = trainer.fabric.mesh_of(trainer.same_rank, trainer.ranks, trainer.everyone)
         self._group = ReplicaGroup(mesh.get_group("replica"), self.replica, num_replicas)
@@ -69,7 +69,7 @@ class TorchShards(Shards):
 
     def _wrapped(self, submodule: nn.Module, mesh: DeviceMesh) -> nn.Module:
         """Wrap a stage; gradients are summed, since the loss is a mean over all replicas."""
-        if self.kept.parameters:
+        if self.sharded.parameters:
             wrapped: object = fully_shard(submodule, mesh=mesh, reshard_after_forward=False)
         else:
             wrapped = replicate(submodule, mesh=mesh)
@@ -80,7 +80,7 @@ class TorchShards(Shards):
 
     def _add(self, whole: nn.Parameter, made: nn.Parameter) -> None:
         local = _local(made)
-        rows = -(-whole.shape[0] // self._group.replicas) if self.kept.parameters else 0
+        rows = -(-whole.shape[0] // self._group.replicas) if self.sharded.parameters else 0
         first = min(self.replica * rows, whole.shape[0]) * whole[:1].numel()
         own = nn.Parameter(local, requires_grad=whole.requires_grad)
         piece = self._made.setdefault(made, Piece(own, first, first + local.numel()))
@@ -114,7 +114,7 @@ class TorchShards(Shards):
         return {p: self._gathered(p, of(self._made[p].own)) for p in parameters}
 
     def _gathered(self, parameter: nn.Parameter, value: Tensor | None) -> Tensor | None:
-        if not self.kept.parameters:
+        if not self.sharded.parameters:
             return value
         rows = -(-parameter.shape[0] // self._group.replicas)
         shard = torch.full_like(_local(parameter).new_empty(rows, *parameter.shape[1:]), -0.0)
