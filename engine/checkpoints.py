@@ -198,7 +198,7 @@ def resume(trainer: Trainer, folder: Path) -> Progress:
 
 
 def _trained_with(trainer: Trainer) -> dict[str, str | None]:
-    """What must be the same to go on: the kind of optimizer, and the tokenizer if there is text."""
+    """Return what must be the same to go on: the kind of optimizer, and the tokenizer of a text."""
     spec, tokenizer = trainer.config.optimizer, None
     if trainer.config.data.source != "synthetic":
         tokenizer = "bytes" if trainer.tokenizer is None else identity_of(trainer.tokenizer)
@@ -250,7 +250,7 @@ class _Piece(Tensor):
 
 
 def _pieces(trainer: Trainer) -> dict[str, Tensor]:
-    """What the optimizer knows of what it trains here, as `parameter/entry`: views of it."""
+    """Return what the optimizer knows of what it trains here, as `parameter/entry`: views of it."""
     pieces: dict[str, Tensor] = {}
     held = {} if trainer.optimizer is None else trainer.optimizer.state
     for name, parameter in _own(trainer)[1].items():

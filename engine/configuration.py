@@ -14,8 +14,8 @@ from engine.model.split import open_model
 from engine.model.stage_module import Model, ModelError
 from engine.plan.action import RECV_OPS, SEND_OPS
 from engine.plan.check import check
-from engine.plan.collective_rules import check_collectives
-from engine.plan.collectives import CollectivePolicy, DataParallel, with_collectives
+from engine.plan.collective_rules import with_checked_collectives
+from engine.plan.collectives import CollectivePolicy, DataParallel
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.messages import Edge, edge_of
 from engine.plan.program import Program
@@ -105,11 +105,7 @@ def lowered_of(config: TrainerConfig) -> Program:
     program = program_of(config)
     lowered = lower(program, config.policy, config.look_ahead)
     if config.replicas > 1:
-        lowered = with_collectives(lowered, program, config.sharding)
-        if lowered.has_collectives:
-            # Those of a file as they are written: positions in an error are then the file's.
-            written = program if program.has_collectives else lowered
-            check_collectives(written, config.sharding)
+        lowered = with_checked_collectives(lowered, program, config.sharding)
     return lowered
 
 
@@ -122,8 +118,8 @@ def edges_of(lowered: Program) -> list[Edge]:
 def model_of(config: TrainerConfig, device: torch.device, *, is_tried: bool = False) -> Model:
     """The model, checked against the data. Raises ModelError.
 
-    `is_tried`: another rank has tried its architecture. The last two are kept, since each is asked
-    for more than once and tracing takes seconds.
+    `is_tried`: another rank has tried its architecture, so this one need not. The two models that
+    were opened last are kept: each is asked for more than once, and tracing takes seconds.
     """
     data = config.data
     if data.is_variable and config.model.split == "trace":

@@ -150,7 +150,7 @@ class Model(Protocol):
         """Return what each stage but the last sends for one microbatch."""
 
     def output(self, batch: int, seq_len: int) -> TensorSpec:
-        """What the last stage returns for one microbatch."""
+        """Return the shape and dtype of what the last stage makes of one microbatch."""
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         """One stage with its weights on `device`, and nothing of the others anywhere."""

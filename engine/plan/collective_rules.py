@@ -14,11 +14,26 @@ from engine.plan.collectives import (
     NoCollectives,
     most_unsharded,
     reduces_every_backward,
+    with_collectives,
 )
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError
 
 _GRADIENT_OPS = (Op.B, Op.W)
+
+
+def with_checked_collectives(
+    lowered: Program, program: Program, policy: CollectivePolicy
+) -> Program:
+    """Add the collectives of a policy to a program with transfers, and check them.
+
+    Those of a file are checked as they are written: positions in an error are then the file's.
+    Raises ProgramError.
+    """
+    placed = with_collectives(lowered, program, policy)
+    if placed.has_collectives:
+        check_collectives(program if program.has_collectives else placed, policy)
+    return placed
 
 
 def check_collectives(program: Program, policy: CollectivePolicy) -> None:

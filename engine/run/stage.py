@@ -62,6 +62,7 @@ class Stage:
         """
         self.module = module
         self._sends, self._receives, self._autocast = sends, receives, autocast
+        self._wanted = [spec.has_gradient for spec in receives or ()]
         self._keeps_shapes, self._loss = keeps_shapes, loss
         self._deferral = defer_linears(module) if is_split else Deferral()
         self._parameters = list(module.parameters())
@@ -95,7 +96,7 @@ class Stage:
         share of the step's mean loss.
         """
         if not self.module.is_first:
-            wanted = [spec.has_gradient for spec in self._receives or ()] or [True] * len(inputs)
+            wanted = self._wanted or [True] * len(inputs)
             for leaf, is_wanted in zip(inputs, wanted, strict=True):
                 leaf.requires_grad_(is_wanted and leaf.is_floating_point())
         with self._autocast:
@@ -110,7 +111,8 @@ class Stage:
                     "that call found the shapes and gave it no values; keep it in a buffer"
                 )
         if self.module.is_last:
-            assert targets is not None and self._loss is not None  # noqa: PT018
+            assert targets is not None
+            assert self._loss is not None
             outputs = (self._loss(outputs[0], targets, self._num_targets),)
         else:
             assert self._sends is not None

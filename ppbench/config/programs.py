@@ -22,7 +22,7 @@ from engine.model.partition import Costs
 from engine.model.presets import PRESETS
 from engine.plan.action import CODES, COMPUTE_OPS, OPS, SEND_OPS, Action, Op
 from engine.plan.check import check
-from engine.plan.collective_rules import check_collectives
+from engine.plan.collective_rules import with_checked_collectives
 from engine.plan.collectives import (
     CollectivePolicy,
     DataParallel,
@@ -171,10 +171,7 @@ def _prove(
     check(program)
     lowered = lower(program, policy, look_ahead)
     if sharding is not None:
-        lowered = with_collectives(lowered, program, sharding)
-        if lowered.has_collectives:
-            # Those of a file as they are written: positions in an error are then the file's.
-            check_collectives(program if program.has_collectives else lowered, sharding)
+        with_checked_collectives(lowered, program, sharding)
 
 
 def planned_step_ns(case: Case, lowered: Program) -> int:
