@@ -9,6 +9,7 @@ import random
 
 import models
 import pytest
+from drawn_programs import shuffled_program
 from pipeline import (
     SEQ_LEN,
     by_memory,
@@ -21,10 +22,10 @@ from pipeline import (
     with_trainer,
 )
 from ranks import Ranks
-from shuffled_programs import shuffled_program, with_own_transfers
 
 from engine.model.presets import PRESETS
 from engine.plan.check import check
+from engine.plan.lower import lower
 from engine.plan.program import to_csv
 from engine.trainer import Trainer, agree
 
@@ -101,7 +102,7 @@ def campaign(ranks, tmp_path, seeds, transport, **rest):
             for seed in mine[first : first + BATCH]:
                 program = shuffled_program(seed, world_size)
                 if seed % 3 == 0:
-                    program = with_own_transfers(program, seed)
+                    program = lower(program, look_ahead=seed % 5)
                 path = tmp_path / f"{seed}.csv"
                 all_settings.append(settings_for(program, path, **rest))
             assert_each_is_exact(ranks, all_settings, TRANSPORTS[transport])

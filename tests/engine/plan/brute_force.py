@@ -1,4 +1,4 @@
-"""The rules, the deadlock proof and the simulator, computed again in the plainest way.
+"""The rules, the deadlock proof and the times, computed again in the plainest way.
 
 Nothing here is fast, and nothing is shared with what it judges but the types and the placement.
 """
@@ -6,7 +6,7 @@ Nothing here is fast, and nothing is shared with what it judges but the types an
 import itertools
 from collections import Counter
 
-from engine.plan.walk import Sharing
+from engine.plan.walk import FREE_TRANSFERS, Sharing
 
 SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
 
@@ -169,47 +169,129 @@ class _Run:
 
 
 def goes_to(action, ranks):
-    """The stage on another rank that an action's result goes to."""
-    hop = {"F": 1, "I": -1, "B": -1}.get(action.op)
-    if hop is None or not 0 <= action.stage + hop < len(ranks):
+    """The SEND of an action's result to a stage on another rank."""
+    stage, op, m = action
+    way, target = ("F", stage + 1) if op == "F" else ("B", stage - 1)
+    if op not in "FBI" or not 0 <= target < len(ranks) or ranks[target] == ranks[stage]:
         return None
-    return None if ranks[action.stage + hop] == ranks[action.stage] else action.stage + hop
+    return (stage, f"SEND_{way}", m)
 
 
-def run_step(program, took_of, transfers, free, channels):
-    """Run one step from when ranks and channels are free, and leave when they are free next.
+class PlainWalk:
+    """When things happen in steps in a row of D replicas: start, moving and end of each.
 
-    Returns the start and end of every action.
+    `took[d]` has the nanoseconds of a replica's actions, step by step, in the order of the rows.
+    Ranks are passed over until all is done; what an action waits for is known before it is.
     """
-    rows, ranks = program.actions, program.placement.ranks
-    there, positions, times, is_moving = {}, [0] * len(rows), {}, True
-    while is_moving:
+
+    def __init__(self, program, took, transfers=FREE_TRANSFERS, steps=1):
+        self.ranks, self.transfers, self.replicas = program.placement.ranks, transfers, len(took)
+        self.has_transfers = program.has_transfers
+        size, first = program.table.num_actions, program.table.offset
+        self.todo = {
+            (d, rank): [
+                ((d, step, rank, at), action, took[d][step * size + first[rank] + at])
+                for step in range(steps)
+                for at, action in enumerate(row)
+            ]
+            for d in range(self.replicas)
+            for rank, row in enumerate(program.actions)
+        }
+        self.free = dict.fromkeys(self.todo, 0)
+        self.times = {}
+        self.posted, self.queues, self.arrived = {}, {}, {}  # messages
+        self.lanes = {walker: [] for walker in self.todo}  # keys of collectives and their ns
+        self.gathers = {}  # the latest UNSHARD of a walker's stage
+        self.norms = {}  # when each walker has come to a step's NORM
+        while any([*map(self.advance, self.todo), self.move(), self.join()]):
+            pass
+        assert not any(self.todo.values())
+
+    def advance(self, walker):
+        """Do a walker's next action if all that it waits for is known."""
+        if not self.todo[walker]:
+            return False
+        (key, action, ns), d = self.todo[walker][0], walker[0]
+        step = key[1]
+        start = self.free[walker]
+        if action.op in (*SENDS, *RECEIVES):
+            self.posted[d, step, *action] = start
+            if action.op in SENDS:
+                self.queues.setdefault((d, *ends_of(action)), []).append((key, action, ns))
+        elif action.op in ("UNSHARD", "REDUCE_GRAD"):
+            self.lanes[walker].append((key, start, ns))
+            if action.op == "UNSHARD":
+                self.gathers[walker, action.stage] = key
+        elif action.op == "NORM":
+            waits = [self.times.get(one, (None,))[-1] for one, *_ in self.lanes[walker]]
+            if None in waits:
+                return False
+            self.norms[step, *walker] = max([start, *waits])
+            came = [self.norms.get((step, *one)) for one in self.todo]
+            if None in came:
+                return False
+            self.free[walker] = max(came)
+        elif action.op != "RESHARD":
+            waits = [start]
+            if action.op == "OPT":
+                waits += [self.times.get(one, (None,))[-1] for one, *_ in self.lanes[walker]]
+            elif (receive := receive_of(action, self.ranks)) is not None:
+                waits.append(self.arrived.get((d, step, *receive)))
+            if (walker, action.stage) in self.gathers and action.op != "OPT":
+                waits.append(self.times.get(self.gathers[walker, action.stage], (None,))[-1])
+            if None in waits:
+                return False
+            self.free[walker] = max(waits) + ns
+            self.times[key] = max(waits), None, self.free[walker]
+            send = None if self.has_transfers else goes_to(action, self.ranks)
+            if send is not None:
+                self.leave(walker, key, send)
+        self.todo[walker].pop(0)
+        return True
+
+    def leave(self, walker, key, send):
+        """Let a message that is no action of the program move once its channel is free."""
+        channel, (start, _, end) = (walker[0], *ends_of(send)), self.times[key]
+        moves = max(end, self.arrived.get(channel, 0))
+        self.arrived[channel] = moves + self.transfers.duration_ns
+        self.arrived[walker[0], key[1], ends_of(send)[1], send[1][-1], send[2]] = self.arrived[
+            channel
+        ]
+        self.times[key] = start, moves, end
+        if not self.transfers.overlaps:
+            self.free[walker] = self.arrived[channel]
+
+    def move(self):
+        """Move the first message of each channel whose receive is posted."""
         is_moving = False
-        for rank, row in enumerate(rows):
-            while positions[rank] < len(row):
-                action = row[positions[rank]]
-                needs = [(*fact, rank) for fact in facts_needed(action, len(ranks))]
-                if not there.keys() >= set(needs):
+        for (d, source, target), queue in self.queues.items():
+            while queue:
+                key, (_, op, m), ns = queue[0]
+                ready = self.posted.get((d, key[1], target, f"RECV_{op[-1]}", m))
+                if ready is None:
                     break
-                start = max([free[rank], *(there[need] for need in needs)])
-                free[rank] = end = start + took_of(action)
-                times[action] = start, end
-                target = goes_to(action, ranks)
-                if target is not None:
-                    edge = action.stage, target
-                    channels[edge] = max(end, channels.get(edge, 0)) + transfers.duration_ns
-                    free[rank] = end if transfers.overlaps else channels[edge]
-                for fact in facts_made(action):
-                    there[(*fact, rank)] = end
-                    if target is not None and fact[1] != "W":
-                        there[(*fact, ranks[target])] = channels[edge]
-                positions[rank] += 1
+                before = self.arrived.get((d, source, target), 0)
+                moves = max(ready, self.posted[d, key[1], source, op, m], before)
+                self.times[key] = None, moves, moves + ns
+                self.arrived[d, source, target] = moves + ns
+                self.arrived[d, key[1], target, op[-1], m] = moves + ns
+                queue.pop(0)
                 is_moving = True
-    return times
+        return is_moving
 
-
-def naive_times(program, durations, transfers):
-    """The start and end of every action of a step that starts alone."""
-    by_op = durations.by_op()
-    free = [0] * program.world_size
-    return run_step(program, lambda one: by_op[one.op][one.stage], transfers, free, {})
+    def join(self):
+        """Do the next collective of each rank that all replicas have come to."""
+        is_moving = False
+        for rank in {rank for _, rank in self.lanes}:
+            lanes = [self.lanes[d, rank] for d in range(self.replicas)]
+            for at in range(min(map(len, lanes))):
+                if lanes[0][at][0] in self.times:
+                    continue
+                begins = [
+                    max(lane[at][1], self.times[lane[at - 1][0]][2] if at else 0) for lane in lanes
+                ]
+                for lane, begin in zip(lanes, begins, strict=True):
+                    key, _, ns = lane[at]
+                    self.times[key] = begin, max(begins), max(begins) + ns
+                is_moving = True
+        return is_moving

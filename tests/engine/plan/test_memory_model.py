@@ -1,7 +1,7 @@
 """Peaks of rows written by hand, to the byte; and what the walk keeps to on every schedule."""
 
 import pytest
-from schedule_grid import families, programs_of
+from drawn_programs import FAMILIES, programs_of
 
 from engine.plan.action import NO_INDEX, Op
 from engine.plan.lower import lower
@@ -125,13 +125,13 @@ def test_what_is_handed_on_within_a_rank_is_no_message_but_is_let_go():
     assert predict_peak(lowered, 1, STATIC, costs, messages) == STATIC + 500
 
 
-@pytest.mark.parametrize(("name", "p", "v"), families(ranks=(1, 2, 4)))
-def test_after_the_last_action_only_gradients_are_left(name, p, v):
+@pytest.mark.parametrize(("name", "v"), FAMILIES)
+def test_after_the_last_action_only_gradients_are_left(name, v):
     """The optimizer's peak is the highest, so it shows how much was left when it began."""
-    for one in programs_of(name, p, v).values():
+    for one in (one for p in (1, 2, 4) for one in programs_of(name, p, v)):
         lowered, num_messages = lower(one), one.num_stages - 1
         messages = Messages((2,) * num_messages, (2,) * num_messages, is_queued=False)
-        for rank in range(p):
+        for rank in range(one.world_size):
             later = costs_without_gradients(one.placement, rank)
             first = {
                 key: cost._replace(net_bytes=cost.net_bytes + gradient_bytes(key[1]))

@@ -50,23 +50,18 @@ def test_text_that_is_no_action_is_refused(text):
         parse_action(text)
 
 
-def test_a_pair_that_may_overlap_is_run_in_its_order():
+def test_a_pair_that_may_overlap_is_run_in_its_order_and_nothing_else_is_a_pair():
     assert parse_cell("(0F3;3B1)OVERLAP_F_B") == cells("0F3", "3B1")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["()OVERLAP_F_B", "(0F0;)OVERLAP_F_B", "0F0;0B0", "(0F0)(0B0)OVERLAP_F_B", "OVERLAP_F_B"],
-)
-def test_a_pair_of_anything_else_is_refused(text):
+    for text in ("()", "(0F0;)", "(0F0)(0B0)", ""):
+        with pytest.raises(ValueError, match="is not an action"):
+            parse_cell(f"{text}OVERLAP_F_B")
     with pytest.raises(ValueError, match="is not an action"):
-        parse_cell(text)
+        parse_cell("0F0;0B0")
 
 
 def test_v_placement_goes_down_the_ranks_and_back():
-    placement = v_placement(3)
-    assert placement.ranks == (0, 1, 2, 2, 1, 0)
-    assert placement.stages_of(0) == (0, 5)
+    assert v_placement(3).ranks == (0, 1, 2, 2, 1, 0)
+    assert v_placement(3).stages_of(0) == (0, 5)
     assert v_placement(2, stages_per_rank=3).ranks == (0, 1, 1, 0, 0, 1)
 
 
@@ -76,12 +71,10 @@ def test_csv_has_a_row_per_rank_and_reads_back():
     assert actions_from_csv(to_csv(program)) == program.actions
 
 
-WITH_COLLECTIVES = "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n1F0,1UNSHARD,1B0\n"
-
-
-def test_collectives_stand_in_the_rows():
-    program = from_csv(WITH_COLLECTIVES, "mine")
-    assert to_csv(program) == WITH_COLLECTIVES
+def test_collectives_stand_in_the_rows_and_can_be_left_out():
+    text = "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n1F0,1UNSHARD,1B0\n"
+    program = from_csv(text, "mine")
+    assert to_csv(program) == text
     assert from_json(to_json(program)) == program
     assert program.actions[1] == cells("1F0", "1UNSHARD", "1B0")
     assert program.table.part(0, 1, 4) == cells("0F0", "0B0", "0REDUCE_GRAD")
@@ -89,10 +82,6 @@ def test_collectives_stand_in_the_rows():
     assert (program.table.num_actions, program.num_computations) == (8, 4)
     assert draw(program, (1, 1)).splitlines()[1] == "rank 1: 1F0          [1UNSHARD]   1B0"
     assert replace(program, schedule="other").has_collectives
-
-
-def test_a_program_is_read_without_its_collectives():
-    program = from_csv(WITH_COLLECTIVES, "mine")
     plain = program.without_collectives()
     assert not plain.has_collectives
     assert plain != program
@@ -101,16 +90,17 @@ def test_a_program_is_read_without_its_collectives():
     assert lower(program) == lower(plain)
 
 
-def test_collectives_say_nothing_of_ranks_stages_and_microbatches():
-    program = from_csv("0F0,7UNSHARD,1F0,1B0,0B0\n,9RESHARD\n\n", "mine")
-    assert (program.placement, program.num_microbatches) == (Placement((0, 0), 1), 1)
-    assert program.actions == (cells("0F0", "7UNSHARD", "1F0", "1B0", "0B0"),)
-
-
-def test_ranks_stages_and_microbatches_follow_from_the_cells():
-    program = from_csv("0F0,3F0,,3B0,0B0\n1F0,2F0,2B0,1B0\n", "mine")
-    assert program.placement == Placement((0, 1, 1, 0), 2)
-    assert (program.schedule, program.num_stages, program.num_microbatches) == ("mine", 4, 1)
+@pytest.mark.parametrize(
+    ("text", "placement", "num_microbatches"),
+    [
+        ("0F0,7UNSHARD,1F0,1B0,0B0\n,9RESHARD\n\n", Placement((0, 0), 1), 1),
+        ("0F0,3F0,,3B0,0B0\n1F0,2F0,2B0,1B0\n", Placement((0, 1, 1, 0), 2), 1),
+    ],
+)
+def test_ranks_stages_and_microbatches_follow_from_computations(text, placement, num_microbatches):
+    program = from_csv(text, "mine")
+    assert (program.schedule, program.placement) == ("mine", placement)
+    assert program.num_microbatches == num_microbatches
 
 
 SMALL = b"0F0,,0B0\n1F0,1B0\n"

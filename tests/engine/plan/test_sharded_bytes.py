@@ -1,7 +1,7 @@
 """Bytes of replicas, against the table of ZeRO's paper and against what rows say by hand."""
 
 import pytest
-from schedule_grid import POLICIES
+from drawn_programs import POLICIES, small_program
 
 from engine.plan.action import Op
 from engine.plan.collectives import (
@@ -43,12 +43,8 @@ def test_a_model_of_7_5_billion_on_64_replicas_takes_what_the_paper_says(policy,
     assert sum(kept_bytes(ADAM, policy, 64)) / GB == pytest.approx(gigabytes, rel=0.005)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_one_replica_keeps_everything(policy):
-    assert kept_bytes(ADAM, policy, 1) == ADAM
-
-
-def test_what_cannot_be_divided_is_one_more_for_each():
+def test_one_replica_keeps_everything_and_what_cannot_be_divided_is_one_more_for_each():
+    assert {kept_bytes(ADAM, policy, 1) for policy in POLICIES} == {ADAM}
     assert kept_bytes(TrainingBytes(7, 7, 8), Zero3(), 4) == (2, 2, 2)
 
 
@@ -72,35 +68,22 @@ def changes(policy, num_microbatches=1, waiting=()):
     return changes_along(row, Shared(buckets(policy), waiting))
 
 
-def test_a_flat_tensor_is_there_beside_gradients_and_takes_their_place():
-    still = [Change(0, 0)]
-    after = [Change(58, 58), Change(60, 2), Change(96, 96), Change(100, 4)]
-    assert changes(DataParallel()) == still * 2 + after + still
-    assert changes(Zero1()) == changes(DataParallel())
-
-
-def test_without_collectives_all_is_summed_after_the_row():
-    first, second = Change(58, 58), Change(96, 96)
-    expected = [Change(0, 0), Change(0, 0), first, second, Change(100, 4 + 2)]
-    assert changes(NoCollectives()) == expected
-
-
-def test_what_a_shard_of_the_sum_was_made_of_goes_when_the_next_is_begun():
-    reduced = Change(60, 60 - 58 + 30)
-    after = [Change(96, 96), Change(100, 100 - 96 + 50 - 60), Change(0, -100)]
-    assert changes(Zero2()) == [*changes(DataParallel())[:3], reduced, *after]
-
-
-def test_what_lags_behind_keeps_what_it_sums():
-    """Of two reductions the first is not done when the second begins: both go at the end."""
-    found = changes(Zero2(), waiting=(0, 1))
-    assert found[-2:] == [Change(100, 100 - 96 + 50), Change(0, -160)]
-
-
-def test_a_stage_is_whole_from_its_unshard_to_its_reshard():
-    found = changes(Zero3(1, 0))  # U 0F0 R of stage 0; U F B REDUCE R of stage 1; U 0B0 REDUCE R
+def test_each_collective_changes_what_is_there_by_what_it_makes_and_lets_go():
+    still, first, second = Change(0, 0), Change(58, 58), Change(96, 96)
+    # A flat tensor is there beside gradients, and takes their place.
+    summed = [still, still, first, Change(60, 2), second, Change(100, 4), still]
+    assert changes(DataParallel()) == changes(Zero1()) == summed
+    # Without collectives all is summed after the row.
+    assert changes(NoCollectives()) == [still, still, first, second, Change(100, 4 + 2)]
+    # What a shard of the sum was made of goes when the next is begun.
+    after = [second, Change(100, 100 - 96 + 50 - 60), Change(0, -100)]
+    assert changes(Zero2()) == [*summed[:3], Change(60, 60 - 58 + 30), *after]
+    # Of two reductions the first is not done when the second begins: both go at the end.
+    lagging = changes(Zero2(), waiting=(0, 1))
+    assert lagging[-2:] == [Change(100, 100 - 96 + 50), Change(0, -160)]
+    # U 0F0 R of stage 0; U F B REDUCE R of stage 1; U 0B0 REDUCE R
     nets = [100, 0, -100, 60, 0, 58, 32, -60, 100 - 60, 96, 54, -100, -100]
-    assert [change.net_bytes for change in found] == nets
+    assert [change.net_bytes for change in changes(Zero3(1, 0))] == nets
 
 
 def test_what_two_stages_have_in_common_is_gathered_once_and_freed_with_the_last():
@@ -115,11 +98,10 @@ def test_what_two_stages_have_in_common_is_gathered_once_and_freed_with_the_last
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_after_a_row_only_the_sums_are_left(name, policy):
-    v = 1 if SCHEDULES[name].stages_per_rank.most == 1 else 2
-    placed = add_collectives(build_program(name, 2, 4, v), policy)
-    for rank, row in enumerate(placed.actions):
-        shared = buckets(policy, placed.placement.stages_of(rank), 4)
-        left = sum(change.net_bytes for change in changes_along(row, Shared(shared)))
-        assert left == sum(bucket.sum_bytes for bucket in shared)
+def test_after_a_row_only_the_sums_are_left(policy):
+    for name in SCHEDULES:
+        placed = add_collectives(small_program(name), policy)
+        for rank, row in enumerate(placed.actions):
+            shared = buckets(policy, placed.placement.stages_of(rank), 4)
+            left = sum(change.net_bytes for change in changes_along(row, Shared(shared)))
+            assert left == sum(bucket.sum_bytes for bucket in shared)
