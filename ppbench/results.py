@@ -4,7 +4,7 @@
     results.steps.groupby("run_id")["step_ns"].median()
     ppbench.figures.throughput(results)
 
-Columns and units are those of the store, documented in `results/README.md`.
+Columns and units are those of the store: `docs/reference/columns.md`.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ from ppbench.cli.app import app
 from ppbench.cli.commands import COMMANDS
 from ppbench.config.case import SETTINGS
 from ppbench.config.shipped import shipped_sweeps
+from ppbench.config.toml import column_named
 from ppbench.display.markup import escaped
 from ppbench.errors import ExitCode, PpbenchError
-from ppbench.store.columns import SCHEMA_VERSION, columns_as_markdown
+from ppbench.store.columns import COMPUTED, SCHEMA_VERSION, TABLES, Column
 
 _MARK = re.compile(r"^<!-- made: ([\w-]+) -->(?:\nMade from the code: .*)?$", re.MULTILINE)
 Words = tuple[str, ...]
@@ -118,8 +119,23 @@ def _head_of(text: str) -> str:
 
 
 def columns() -> str:
-    """Every column of the store."""
-    return columns_as_markdown()
+    """Every column once, below its table: its name and heading, the unit shown, its meaning."""
+    settings = {column_named(key) for key in SETTINGS}
+    seen: set[str] = set()
+    parts = []
+    for title, declared in {**TABLES, **COMPUTED}.items():
+        shown = [one for one in declared if one.name not in settings | (seen - {"source"})]
+        seen |= {one.name for one in shown}
+        heading = f"`{title}`" if title in TABLES else title
+        table_of = table(("column", "unit", "meaning"), map(_described, shown))
+        parts.append(f"### {heading}\n\n{table_of}")
+    return "\n".join(parts)
+
+
+def _described(column: Column) -> Sequence[str]:
+    words = column.name.replace("_", " ")
+    heading = "" if column.heading == words else f" ({escaped(column.heading)})"
+    return f"`{column.name}`{heading}", column.unit or "–", escaped(column.meaning)
 
 
 def schema_version() -> str:

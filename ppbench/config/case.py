@@ -233,10 +233,8 @@ class Case:
     sharding_policy: str = setting(
         "ddp",
         choice("none", "ddp", "zero1", "zero2", "zero3", "torch"),
-        "what of a stage each replica keeps whole, and so which collectives a step has: `none` "
-        "(no actions: gradients are summed after the last), `ddp`, `zero1` (the optimizer is "
-        "sharded), `zero2` (gradients), `zero3` (parameters) or `torch` (parameters, as torch "
-        "places it)",
+        "what replicas keep in shards: `none`, `ddp` (nothing), `zero1` (optimizer), `zero2` "
+        "(gradients too), `zero3` (parameters too) or `torch` (as torch does it)",
     )
     sharding_residency: int = setting(
         2, whole(1, 65_536), "most stages of a rank that `zero3` has unsharded at once"

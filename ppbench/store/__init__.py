@@ -16,7 +16,6 @@ from ppbench.store.columns import (
     SPANS,
     TABLES,
     Column,
-    columns_as_markdown,
 )
 from ppbench.store.conditions import read_conditions
 from ppbench.store.folder import (
@@ -47,7 +46,6 @@ __all__ = [
     "Store",
     "check_ok",
     "check_writable",
-    "columns_as_markdown",
     "in_order",
     "last_sweep_in",
     "missing_spans",

@@ -1,6 +1,6 @@
 """The tables of the store and their columns, which `columns.txt` declares: one line for each.
 
-Tables, headings, pages, `results/README.md` and `docs/reference/figures.md` follow from that file.
+Tables, headings, pages and the reference of columns follow from that file.
 """
 
 from __future__ import annotations
@@ -88,12 +88,3 @@ TABLES = {name: columns for name, columns in _SECTIONS.items() if name.isalpha()
 COMPUTED = {title: columns for title, columns in _SECTIONS.items() if title not in TABLES}
 """Columns that commands compute, by the command that shows them."""
 RUNS, SPANS, FLIGHT = TABLES["runs"], TABLES["spans"], TABLES["flight"]
-
-
-def columns_as_markdown() -> str:
-    """Every table's columns with their types and meanings."""
-    parts = []
-    for name, columns in TABLES.items():
-        rows = "".join(f"| `{c.name}` | {c.type} | {c.meaning} |\n" for c in columns)
-        parts.append(f"## {name}\n\n| column | type | meaning |\n|---|---|---|\n{rows}")
-    return "\n".join(parts)

@@ -40,7 +40,7 @@ def _read(word: str, written: str) -> tuple[str, list[Value]]:
         hint = f'; did you mean "{close[0]}"?' if close else "."
         raise ValueError(
             f'unknown key "{word}"{hint} Known are the keys of sweep files, and the columns of '
-            "runs that results/README.md lists"
+            "the table runs; list these with: ppbench query 'DESCRIBE runs'"
         )
     is_text = _TYPES[column] == "string"
     if is_text and len(written) > 1 and written[0] == written[-1] and written[0] in "\"'":

@@ -24,7 +24,7 @@ OPENED = [
     "index.html",
     pytest.param("tutorial.html", marks=pytest.mark.thorough),
     pytest.param("reference/commands.html", marks=pytest.mark.thorough),
-    "reference/figures.html",
+    "reference/columns.html",
 ]
 
 

@@ -14,7 +14,6 @@ from ppbench.commits.noise import NUM_LAUNCHES
 from ppbench.config.case import Case, Measure, settings_in
 from ppbench.config.toml import column_named
 from ppbench.display.fields import DISPENSABLE, FIELDS, Direction, field_of, figure
-from ppbench.display.figures_page import figures_page, page_of_store
 from ppbench.display.metrics import METRICS, metric_of
 from ppbench.display.rows import Rows
 from ppbench.display.tables import PAGE_WIDTH, Table
@@ -48,12 +47,6 @@ LISTED = {
     "report, bubbles": tables._BUBBLES,
     "report, parts": tables._PARTS,
 }
-
-
-def test_the_pages_of_columns_are_current() -> None:
-    assert (ROOT / "docs" / "reference" / "figures.md").read_text() == figures_page()
-    readme = (ROOT / "results" / "README.md").read_text()
-    assert readme == page_of_store(readme)
 
 
 @pytest.mark.parametrize("listing", LISTED)

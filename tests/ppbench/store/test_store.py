@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -15,13 +13,10 @@ from ppbench.store import (
     TABLES,
     Store,
     check_writable,
-    columns_as_markdown,
     new_run_id,
     read_conditions,
 )
 from ppbench.store.parquet import as_table, row_as_table
-
-ROOT = Path(__file__).parents[3]
 
 
 def write(store, run_id, **columns):
@@ -80,10 +75,6 @@ def test_files_hold_exactly_the_documented_columns(tmp_path):
         schema = pq.read_schema(tmp_path / name / "a.parquet")
         assert schema.names == [column.name for column in columns]
         assert schema.types == [column.type for column in columns]
-
-
-def test_the_results_readme_documents_every_column():
-    assert columns_as_markdown() in (ROOT / "results" / "README.md").read_text()
 
 
 def test_nothing_is_left_beside_the_files(tmp_path):
