@@ -1,7 +1,7 @@
 """Benchmarking and profiling of pipeline-parallel training: sweeps, figures, reports, history.
 
 Most commands are functions here too, which return data. Importing the package is cheap: each name
-is imported when it is first used. See docs/howto/notebook.md.
+is imported when it is first used. See docs/reference/python.md.
 """
 
 from __future__ import annotations

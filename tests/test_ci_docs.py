@@ -17,7 +17,7 @@ from ppbench.cli.app import app
 FOLDER = Path(__file__).parents[1] / "docs" / "ci"
 GITHUB = yaml.safe_load((FOLDER / "github-actions.yml").read_text())
 GITLAB = yaml.safe_load((FOLDER / "gitlab-ci.yml").read_text())
-PAGE = (FOLDER.parent / "howto" / "ci-gate.md").read_text()
+PAGE = (FOLDER.parent / "howto" / "commits.md").read_text()
 STEPS = GITHUB["jobs"]["check"]["steps"]
 (STEP,) = (step["run"] for step in STEPS if step.get("name") == "Check")
 

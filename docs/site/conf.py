@@ -39,7 +39,8 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_context = {"default_mode": "auto"}
 html_sidebars: dict[str, list[str]] = {
-    name: [] for name in ("tutorial", "glossary", "troubleshooting", "gallery")
+    name: []
+    for name in ("install", "tutorial", "faq", "limits", "glossary", "troubleshooting", "gallery")
 }
 html_theme_options = {
     "navbar_end": ["theme-switcher"],

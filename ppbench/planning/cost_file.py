@@ -1,6 +1,6 @@
 """Costs in a file, so that one can plan for a cluster that one does not have.
 
-`docs/howto/plan.md` shows one. Its tables are:
+`docs/howto/choose.md` shows one. Its tables are:
 
     [link]              between two ranks: latency_ms, gb_per_s (1e9 bytes per second), error
     [[setting]]         one for each microbatch_size, recompute or not; action_ms is what the

@@ -9,7 +9,7 @@ Save this as `mine.toml`:          ->  File("mine.toml", ...)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,11 @@ class Line:
 
 def steps_of(page: Path) -> Iterator[File | Line]:
     """The files to save and the commands to run, from top to bottom."""
-    text = page.read_text()
+    return steps_in(page.read_text())
+
+
+def steps_in(text: str) -> Iterator[File | Line]:
+    """The same of a part of a page."""
     end = 0
     for fence in _FENCE.finditer(text):
         before = text[end : fence.start()]
@@ -62,6 +66,17 @@ def steps_of(page: Path) -> Iterator[File | Line]:
             yield from _transcript(content, code)
         elif names:
             yield File(names[-1], content)
+
+
+def parts_of(page: Path, headings: Sequence[str]) -> Iterator[str]:
+    """A page cut before each of these headings."""
+    rest = page.read_text()
+    for heading in headings:
+        part, found, below = rest.partition(f"\n## {heading}\n")
+        assert found, f"{page.name}: has no heading {heading!r}"
+        yield part
+        rest = f"{found}{below}"
+    yield rest
 
 
 def _commands(script: str) -> Iterator[str]:

@@ -225,7 +225,7 @@ def test_timelines_of_several_runs_stand_on_one_axis(results: Results) -> None:
 def test_the_example_of_the_page_on_notebooks_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "howto" / "notebook.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text()
     example = re.search(r"```py\n(.*?)```", page, flags=re.DOTALL)
     assert example is not None
     complete(tmp_path / "results")

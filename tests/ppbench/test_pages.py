@@ -20,30 +20,41 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from pages import ANYTHING, PAGES, ROOT, File, Line, matches, steps_of, trimmed
+from pages import (
+    ANYTHING,
+    PAGES,
+    ROOT,
+    File,
+    Line,
+    matches,
+    parts_of,
+    steps_in,
+    steps_of,
+    trimmed,
+)
 from recordings import RECORDED, SETTINGS, ppbench
+from traces import ONE_STEP, complete, trace
 
 from engine.train import read_options
 from ppbench.cli.app import app
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
-SCENES = {
-    "howto/ci-gate.md": "empty",
-    "howto/compare-a-setting.md": "tracked",
-    "howto/history.md": "history",
-    "howto/compare-commits.md": "tracked",
-    "howto/past-commits.md": "bisected",
-    "howto/attach-to-a-training.md": "traces",
-}
-"""Where the commands of a page run; by default in `swept`."""
-WORDS = {
-    "howto/compare-commits.md": {"pipeline.toml": "demo.toml"},
-    "howto/past-commits.md": {
-        "v1.0": "main~6", "HEAD~2": "main~2", "HEAD": "main", "pipeline.toml": "sweep.toml",
+SCENES: dict[str, dict[str, str]] = {
+    "howto/commits.md": {
+        "": "empty",
+        "Compare two commits": "tracked",
+        "Look at the history": "history",
+        "Measure past commits": "bisected",
     },
-    "howto/attach-to-a-training.md": {"traces/rank*.json.gz": "rank0.json rank1.json"},
-}  # fmt: skip
-"""Words of a page, and what they are called in its scene."""
+    "howto/attach-to-a-training.md": {"": "traces"},
+}
+"""Where the commands of a page run, from its top and from some headings; by default in `swept`."""
+WORDS = {
+    "tracked": {"pipeline.toml": "demo.toml"},
+    "bisected": {"pipeline.toml": "sweep.toml"},
+    "traces": {"traces/rank*.json.gz": "rank0.json rank1.json"},
+}
+"""Words of pages, and what they are called in a scene."""
 REAL = "20261122T222656 20261122T222659 20261122T2227008 20261122T2227023"
 DRAWN = {
     **{f"figure {name}": f"figure {name} {REAL}" for name in ("pareto", "memory", "throughput")},
@@ -52,14 +63,14 @@ DRAWN = {
 """Figures for which the last sweep of `swept`, which is emulated, has no numbers."""
 FOLLOWED = (
     "tutorial.md",
-    "howto/choose-a-schedule.md",
-    "howto/fit-into-memory.md",
+    "howto/choose.md",
     "howto/own-model-and-data.md",
     "howto/own-schedule.md",
     "howto/emulate.md",
-    "howto/ci-gate.md",
 )
 """Pages whose every command `--thorough` runs as it is written."""
+OF_ANOTHER_PAGE = "ppbench plan mine.toml"
+"""What needs the model that a reader has made on another page."""
 SEES_NO_MACHINE = ("schedules", "simulate", "sweep wrong.toml")
 ELSEWHERE = (
     "python -m ppbench.run.launch.supervisor",
@@ -72,6 +83,11 @@ ELSEWHERE = (
 )
 """What needs other machines or the network, or is run by tests/test_docs.py."""
 MEASURES = ("noise", "bisect", "models check", "plan")
+FUNCTIONS = {
+    "megatron-traces": "megatron/core/pipeline_parallel/schedules.py(265): {}_step",
+    "deepspeed-traces": "deepspeed/runtime/pipe/engine.py(712): _exec_{}_pass",
+}
+"""Folders of traces of other trainers, and the functions whose calls are in them."""
 INSUFFICIENT = "compare --across"
 """What ends with 3 in `swept`, which has one launch of each case."""
 _RUN_ID = re.compile(r"\b\d{8}T\d{9}-[0-9a-f]{6}\b|\bRUN\b")
@@ -86,12 +102,30 @@ def as_a_reader_has_it(folder: Path) -> Path:
     shutil.copytree(ROOT / "sweeps", folder / "sweeps")
     shutil.copy(ROOT / "sweeps" / "quick.toml", folder / "sweeps" / "mine.toml")
     (folder / "my-texts.txt").write_text((ROOT / "LICENSE").read_text() * 20)
+    for name, function in FUNCTIONS.items():
+        (folder / name).mkdir()
+        for rank, actions in ONE_STEP.items():
+            calls = [complete("ProfilerStep#1", 0, 110)]
+            for action, (start, end) in actions.items():
+                if action != "OPT":
+                    op = {"F": "forward", "B": "backward"}[action[1]]
+                    calls.append(complete(function.format(op), start, end, "python_function"))
+            trace(folder / name, rank, calls)
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if any(steps_of(page))])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        (name, number)
+        for name, page in PAGES.items()
+        if any(steps_of(page))
+        for number in range(len(SCENES.get(name, " ")))
+    ],
+)
 def test_every_command_of_a_page_runs(
     name: str,
+    number: int,
     scene: Callable[[str, Path], Path],
     tmp_path: Path,
     is_recording: bool,
@@ -99,16 +133,18 @@ def test_every_command_of_a_page_runs(
 ) -> None:
     for variable in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(variable, raising=False)  # --open then says where the page is
-    folder = as_a_reader_has_it(scene(SCENES.get(name, "swept"), tmp_path / "here"))
-    has_one_launch = SCENES.get(name, "swept") == "swept"
-    for step in steps_of(PAGES[name]):
+    scenes = SCENES.get(name, {"": "swept"})
+    here = [*scenes.values()][number]
+    part = [*parts_of(PAGES[name], [*scenes][1:])][number]
+    folder = as_a_reader_has_it(scene(here, tmp_path / "here"))
+    for step in steps_in(part):
         if isinstance(step, File):
             (folder / step.name).write_text(step.text)
         elif is_recording and _sees_no_machine(step):
             _record(step, PAGES[name], folder)
         else:
-            code = 3 if has_one_launch and INSUFFICIENT in step.text else step.exit_code
-            text = _as_in_scene(step.text, WORDS.get(name, {}))
+            code = 3 if here == "swept" and INSUFFICIENT in step.text else step.exit_code
+            text = _as_in_scene(step.text, WORDS.get(here, {}))
             _check(replace(step, exit_code=code), text, folder)
 
 
@@ -133,7 +169,9 @@ def test_a_page_can_be_followed_to_its_end(
     for step in steps_of(PAGES[name]):
         if isinstance(step, File):
             (folder / step.name).write_text(step.text)
-        elif not step.text.startswith(ELSEWHERE) and not _is_of_a_store(step, folder):
+        elif not step.text.startswith((*ELSEWHERE, OF_ANOTHER_PAGE)) and not _is_of_a_store(
+            step, folder
+        ):
             code = _in_shell(step.text, folder)
             assert code == step.exit_code, step.text
 
