@@ -449,7 +449,8 @@ def _to_paste(result: GateResult) -> Iterator[Block]:
         for one in result.regressions
     )
     first = "commit first, then name that commit and " if is_dirty else ""
-    advice = f"If this is intended, {first}put it into the sweep file (see docs/reference/commits.md)"
+    guide = "docs/reference/commits.md"
+    advice = f"If this is intended, {first}put it into the sweep file (see {guide})"
     yield Fold("Is it intended?", [Code(entries, advice, "toml")], is_in_terminal=True)
 
 
