@@ -7,6 +7,7 @@ import ast
 import re
 import shlex
 import statistics
+import sys
 import tomllib
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import ppbench
 from ppbench.cli.app import app
 from ppbench.config.case import CASE_KEYS, SETTINGS
 from ppbench.config.reader import read_sweep
+from ppbench.errors import PpbenchError
 from ppbench.store import SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -142,6 +144,40 @@ def test_every_key_that_a_page_names_is_one_of_a_sweep_file(page):
     keys = set(re.findall(rf"`((?:{'|'.join(SECTIONS)})\.[a-z]\w*)(?: [=<>][^`]*)?`", text))
     files = {key for key in keys if key.endswith((".py", ".toml"))}
     assert keys - files - SETTINGS.keys() == set()
+
+
+def test_every_key_that_the_reference_prints_is_read(tmp_path):
+    sys.path.insert(0, str(ROOT / "docs" / "site"))
+    import reference
+
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\n')
+    printed = re.findall(r"^\| `([\w.]+)` \|.*?\| `([^`]*)` \|", reference.settings(), re.MULTILINE)
+    assert len(printed) > 60
+    for key, default in printed:
+        said = ""
+        try:
+            read_sweep(file, [f"{key}={default}"], "cpu")
+        except PpbenchError as error:  # other settings may be missing that it belongs to
+            said = str(error)
+        assert "unknown key" not in said, key
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_key_of_a_sweep_file_that_a_page_shows_is_read(page, tmp_path):
+    for shown in re.findall(
+        r"^```toml\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE
+    ):
+        if re.search(r"^(?:\[\[setting\]\]|F_ms)", shown, re.MULTILINE):
+            continue  # costs, which are no sweep file
+        file = tmp_path / "shown.toml"
+        file.write_text(shown if "name =" in shown else f'name = "shown"\n{shown}')
+        said = ""
+        try:
+            read_sweep(file, [], "cpu")
+        except PpbenchError as error:  # a part of a file, of a model that is not here
+            said = str(error)
+        assert "unknown key" not in said, shown
 
 
 @pytest.mark.parametrize("page", PAGES)
