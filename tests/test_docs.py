@@ -227,6 +227,18 @@ def test_every_file_that_a_page_names_exists(page):
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
 
 
+def test_every_page_that_the_code_names_exists():
+    sources = [path for room in ("engine", "ppbench") for path in (ROOT / room).rglob("*.py")]
+    named = {
+        name
+        for path in sources
+        for name in re.findall(r"docs/\w+/[\w-]+\.md", path.read_text())
+        if "http" not in name
+    }
+    assert len(named) > 3
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 def test_each_test_file_has_a_name_of_its_own():
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]  # pytest imports by these
     assert sorted(set(names)) == sorted(names)
