@@ -38,8 +38,7 @@ LONGEST = (
     "test_saved",
     "test_cli",
     "test_process",
-    "test_awkward_models",
-    "test_replicated",
+    "test_exact",
 )
 """Files that take longest. Begun last, one would go on alone when all is done."""
 

@@ -1,7 +1,7 @@
 """Models that are easily trained wrong: each does something that a cut could lose in silence.
 
-Factories without arguments, as a user would write them. `CASES` in `test_awkward_models` says which
-are exact wherever they are cut, and which are refused.
+Factories without arguments, as a user would write them. `test_exact` has those that are exact
+wherever they are cut, `test_refused` the others.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ def chain(*middle: nn.Module) -> nn.Sequential:
 
 def mixer() -> nn.Linear:
     return nn.Linear(WIDTH, WIDTH)
+
+
+def chained(children: Callable[[], list[nn.Module]]) -> Callable[[], nn.Sequential]:
+    """The factory of a chain of the children that are made anew for each."""
+    return lambda: chain(*children())
 
 
 class Apply(nn.Module):
@@ -158,8 +163,7 @@ def in_place_on_ids() -> nn.Sequential:
     return nn.Sequential(reverse, *chain(mixer(), mixer()))
 
 
-def dropped() -> nn.Sequential:
-    return chain(nn.Dropout(0.2), mixer(), nn.Dropout(0.3), mixer(), nn.Dropout(0.1))
+dropped = chained(lambda: [nn.Dropout(0.2), mixer(), nn.Dropout(0.3), mixer(), nn.Dropout(0.1)])
 
 
 class Averaging(nn.Module):
@@ -180,8 +184,7 @@ class Averaging(nn.Module):
         return y
 
 
-def statistics() -> nn.Sequential:
-    return chain(Normed(), Averaging(), mixer(), Normed(), nn.Tanh(), Averaging())
+statistics = chained(lambda: [Normed(), Averaging(), mixer(), Normed(), nn.Tanh(), Averaging()])
 
 
 def fork(x: Tensor) -> dict[str, object]:
@@ -209,8 +212,7 @@ def unpack(x: tuple[Tensor]) -> Tensor:
     return x[0] * 2
 
 
-def tuple_of_one() -> nn.Sequential:
-    return chain(mixer(), Apply(lambda x: (x,)), Apply(unpack))
+tuple_of_one = chained(lambda: [mixer(), Apply(lambda x: (x,)), Apply(unpack)])
 
 
 def both() -> Apply:
@@ -222,13 +224,11 @@ def write_one(x: tuple[Tensor, ...]) -> Tensor:
     return sum(x[1:], x[0])
 
 
-def one_tensor_as_two() -> nn.Sequential:
-    return chain(mixer(), mixer(), both(), Apply(write_one))
+one_tensor_as_two = chained(lambda: [mixer(), mixer(), both(), Apply(write_one)])
 
 
-def one_object_as_two() -> nn.Sequential:
-    """Cut where it is one value."""
-    return chain(mixer(), both(), Apply(write_one), mixer(), mixer(), mixer())
+one_object_as_two = chained(lambda: [mixer(), both(), Apply(write_one), mixer(), mixer(), mixer()])
+"""Cut where it is one value."""
 
 
 def writes_under_a_view() -> nn.Sequential:
@@ -240,12 +240,12 @@ def several_outputs() -> nn.Sequential:
     return nn.Sequential(*chain(mixer()), both())
 
 
-def sends_a_number() -> nn.Sequential:
-    return chain(Apply(lambda x: (x, x.shape[1])), Apply(lambda x: x[0] / x[1]))
+sends_a_number = chained(lambda: [Apply(lambda x: (x, x.shape[1])), Apply(lambda x: x[0] / x[1])])
 
 
-def sends_complex() -> nn.Sequential:
-    return chain(Apply(torch.fft.rfft), Apply(lambda x: torch.fft.irfft(x, n=WIDTH)))
+sends_complex = chained(
+    lambda: [Apply(torch.fft.rfft), Apply(lambda x: torch.fft.irfft(x, n=WIDTH))]
+)
 
 
 class Rotary(nn.Module):
@@ -263,9 +263,8 @@ class Rotary(nn.Module):
         return turned[..., self.order]
 
 
-def stopped() -> nn.Sequential:
-    """No layer before the one that detaches is trained."""
-    return chain(mixer(), mixer(), Apply(Tensor.detach), mixer(), mixer())
+stopped = chained(lambda: [mixer(), mixer(), Apply(Tensor.detach), mixer(), mixer()])
+"""No layer before the one that detaches is trained."""
 
 
 def stopped_before_a_frozen_end() -> nn.Sequential:
@@ -347,8 +346,7 @@ def chosen() -> Of:
     return Of(lambda own, x: own.layers[x.shape[1] % 2](x), layers=layers)
 
 
-def used_by_some() -> nn.Sequential:
-    return chain(with_spare(), chosen(), mixer(), nn.Tanh(), chosen(), with_spare())
+used_by_some = chained(lambda: [with_spare(), chosen(), mixer(), nn.Tanh(), chosen(), with_spare()])
 
 
 def compute_half(own: Of, x: Tensor) -> Tensor:
@@ -372,8 +370,7 @@ class Sloped(nn.Module):
         return x * slopes(x.shape[-1])
 
 
-def cached_aside() -> nn.Sequential:
-    return chain(Sloped(), mixer())
+cached_aside = chained(lambda: [Sloped(), mixer()])
 
 
 def renormed() -> nn.Sequential:
@@ -391,8 +388,7 @@ def sparse() -> nn.Sequential:
     return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH, sparse=True), *chain(mixer())[1:])
 
 
-def lazy() -> nn.Sequential:
-    return chain(nn.LazyLinear(WIDTH), mixer())
+lazy = chained(lambda: [nn.LazyLinear(WIDTH), mixer()])
 
 
 def nothing_to_train() -> nn.Sequential:
@@ -448,8 +444,7 @@ def first() -> Apply:
     return Apply(lambda x: x[0])
 
 
-def recurrent() -> nn.Sequential:
-    return chain(nn.GRU(WIDTH, WIDTH, batch_first=True), first(), mixer())
+recurrent = chained(lambda: [nn.GRU(WIDTH, WIDTH, batch_first=True), first(), mixer()])
 
 
 def llama(num_layers: int = 4) -> LlamaForCausalLM:
@@ -565,6 +560,5 @@ class Backless(torch.autograd.Function):
         return None
 
 
-def stopped_in_its_backward() -> nn.Sequential:
-    """No gradient comes through, which only the backward knows."""
-    return chain(mixer(), mixer(), Apply(Backless.apply), mixer())
+stopped_in_its_backward = chained(lambda: [mixer(), mixer(), Apply(Backless.apply), mixer()])
+"""No gradient comes through, which only the backward knows."""

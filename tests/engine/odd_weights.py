@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from awkward_models import WIDTH, chain, mixer
+from models import Of
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils import parametrizations
@@ -24,49 +23,39 @@ class Viewed(nn.Module):
         return torch.cat([linear(x, self.top), linear(x, self.rest)], -1)
 
 
-class Assigned(nn.Module):
-    """Gives its weight other data in each forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = mixer()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.inner.weight.data = self.inner.weight.data / self.inner.weight.data.norm()
-        return self.inner(x)
+def give_other_data(own: Of, x: Tensor) -> Tensor:
+    own.inner.weight.data = own.inner.weight.data / own.inner.weight.data.norm()
+    return own.inner(x)
 
 
-class Scaled(Assigned):
-    """Writes to its weight in each forward."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.inner.weight.data.mul_(0.999)
-        return self.inner(x)
+def write_to_weight(own: Of, x: Tensor) -> Tensor:
+    own.inner.weight.data.mul_(0.999)
+    return own.inner(x)
 
 
-class Swapped(Assigned):
-    """Puts a tensor that it has computed in the place of its weight for the call."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.inner._parameters.pop("weight")
-        self.inner.weight = weight * 2
-        try:
-            return self.inner(x)
-        finally:
-            del self.inner.weight
-            self.inner.register_parameter("weight", weight)
+def swap_weight(own: Of, x: Tensor) -> Tensor:
+    """Put a tensor that is computed in the place of a weight for the call."""
+    weight = own.inner._parameters.pop("weight")
+    own.inner.weight = weight * 2
+    try:
+        return own.inner(x)
+    finally:
+        del own.inner.weight
+        own.inner.register_parameter("weight", weight)
 
 
-class Called(Assigned):
-    """Calls its linear with other weights, as LoRA may."""
+def call_with_another(own: Of, x: Tensor) -> Tensor:
+    """Call a linear with other weights, as LoRA may."""
+    weight = own.inner.weight + own.low @ own.low.t()
+    return torch.func.functional_call(own.inner, {"weight": weight}, (x,))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.low = nn.Parameter(torch.ones(WIDTH, 1) / 3)
 
-    def forward(self, x: Tensor) -> Tensor:
-        given: dict[str, Any] = {"weight": self.inner.weight + self.low @ self.low.t()}
-        return torch.func.functional_call(self.inner, given, (x,))
+def differentiate(own: Of, x: Tensor) -> Tensor:
+    """Differentiate within the forward, through an own weight."""
+    with torch.enable_grad():
+        y = x if x.requires_grad else x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(own.inner(y).tanh().sum(), y, create_graph=True)
+    return x + slope
 
 
 class Growing(nn.Module):
@@ -82,73 +71,56 @@ class Growing(nn.Module):
         return y if self.num_calls < 6 else torch.cat([y, y[:, -2:]], 1)
 
 
-class Cut(nn.Module):
-    """Takes back the positions that were added."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :6]
+def twice(make):
+    return chain(mixer(), make(), nn.Tanh(), make())
 
 
-class Differentiating(nn.Module):
-    """Differentiates within its forward, through its own weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = mixer()
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            y = x if x.requires_grad else x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self.inner(y).tanh().sum(), y, create_graph=True)
-        return x + slope
+def viewed():
+    return twice(Viewed)
 
 
-def viewed() -> nn.Sequential:
-    return chain(mixer(), Viewed(), nn.Tanh(), Viewed())
+def assigned():
+    return twice(lambda: Of(give_other_data, inner=mixer()))
 
 
-def assigned() -> nn.Sequential:
-    return chain(mixer(), Assigned(), nn.Tanh(), Assigned())
+def scaled():
+    return twice(lambda: Of(write_to_weight, inner=mixer()))
 
 
-def scaled() -> nn.Sequential:
-    return chain(mixer(), Scaled(), nn.Tanh(), Scaled())
+def swapped():
+    return twice(lambda: Of(swap_weight, inner=mixer()))
 
 
-def swapped() -> nn.Sequential:
-    return chain(mixer(), Swapped(), nn.Tanh(), Swapped())
+def called():
+    low = nn.Parameter(torch.ones(WIDTH, 1) / 3)
+    return twice(lambda: Of(call_with_another, inner=mixer(), low=nn.Parameter(low.clone())))
 
 
-def called() -> nn.Sequential:
-    return chain(mixer(), Called(), nn.Tanh(), Called())
+def growing():
+    cut = Of(lambda _own, x: x[:, :6])
+    return chain(mixer(), Growing(), nn.Tanh(), mixer(), cut)
 
 
-def growing() -> nn.Sequential:
-    return chain(mixer(), Growing(), nn.Tanh(), mixer(), Cut())
+def differentiating():
+    return twice(lambda: Of(differentiate, inner=mixer()))
 
 
-def differentiating() -> nn.Sequential:
-    return chain(mixer(), Differentiating(), nn.Tanh(), Differentiating())
-
-
-def normalised() -> nn.Sequential:
+def normalised():
     return chain(mixer(), parametrizations.weight_norm(mixer()), nn.Tanh(), mixer())
 
 
-def hooked_when_accumulated() -> nn.Sequential:
+def hooked_when_accumulated():
+    def halve(weight: Tensor) -> None:
+        weight.grad /= 2
+
     module = chain(mixer(), nn.Tanh(), mixer(), mixer())
     for weight in module.parameters():
-        weight.register_post_accumulate_grad_hook(_halve)
+        weight.register_post_accumulate_grad_hook(halve)
     return module
 
 
-def hooked_gradients() -> nn.Sequential:
+def hooked_gradients():
     module = chain(mixer(), nn.Tanh(), mixer(), mixer())
     for weight in module.parameters():
         weight.register_hook(lambda gradient: gradient * gradient.abs().clamp(max=1))
     return module
-
-
-def _halve(weight: Tensor) -> None:
-    assert weight.grad is not None
-    weight.grad /= 2

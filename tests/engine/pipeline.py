@@ -1,44 +1,61 @@
-"""The training that tests run on each rank, and the oracle: an unsplit model, torch's optimizer."""
+"""The training that tests run on each rank, and the oracle: the author's module on one device.
+
+The oracle is called as its author would call it, one microbatch after the other, in a plain loop
+with torch's own optimizer; its batches alone are ours.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from engine.configuration import model_of, tokenizer_of
-from engine.model.author import train_unsplit as train_step_unsplit
-from engine.model.data import Data, DataSpec
+from engine.model.data import IGNORED, Data, DataSpec
+from engine.model.factory import find_factory
 from engine.model.spec import ModelSpec
+from engine.plan.collectives import DataParallel
 from engine.plan.program import Program
 from engine.run.clock import HostClock
 from engine.run.memory import MemoryUse
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Build as BuildRunner
-from engine.trainer import StepResult, Trainer, TrainerConfig, agree
+from engine.trainer import Build, StepResult, Trainer, TrainerConfig, agree, seed_of
 
 NUM_STEPS = 2
 SEQ_LEN = 16
 TOLERANCE = 1e-10
+VOCABULARY = 256
 CPU = torch.device("cpu")
+Tensors = dict[str, Tensor]
 
 
 @dataclass
 class Outcome:
-    """The result of training on a rank, or of the oracle."""
+    """What some steps have led to, on a rank or of the oracle, by the names of the whole model."""
 
-    loss: float | None
-    initial: dict[str, Tensor]
-    gradients: dict[str, Tensor | None]
-    trained: dict[str, Tensor]
-    peak_held: int = 0
+    initial: Tensors = field(default_factory=dict)
+    losses: list[float | None] = field(default_factory=list)
+    norms: list[float | None] = field(default_factory=list)
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    """Those of the first step, clipped."""
+    state: Tensors = field(default_factory=dict)
+    """Parameters and buffers at the end."""
     results: tuple[StepResult, ...] = ()
+    peak_held: int = 0
     lowered: Program | None = None
 
 
@@ -76,45 +93,64 @@ def config(
     )
 
 
-def train(
-    fabric: Fabric, is_member: bool, settings: TrainerConfig, runner: BuildRunner | None = None
-) -> Outcome | None:
-    """Two steps of training; by the executor, or another runner. The gradients are step 0's."""
-    agreement = agree(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(agreement, fabric, build=runner)
-    initial = {
-        n: t.detach().clone() for m in trainer.modules.values() for n, t in m.own_state().items()
-    }
-    is_clipped = bool(settings.optimizer.clip_norm)  # when a step is over, so are its gradients
-    results = [] if is_clipped else [trainer.step(0)]
-    loss = trainer.compute_gradients(0) if is_clipped else results[0].loss
-    gradients = {
-        name: None if p.grad is None else p.grad.clone() for name, p in trainer.parameters().items()
-    }
-    results += [trainer.step(step) for step in range(len(results), NUM_STEPS)]
-    trained = {name: p.detach().clone() for name, p in trainer.parameters().items()}
-    trainer.close()
-    lowered = trainer.runner.lowered
-    return Outcome(loss, initial, gradients, trained, trainer.peak_held, tuple(results), lowered)
+def state_of(trainer: Trainer) -> Tensors:
+    """A copy of this rank's parameters and buffers."""
+    state = trainer.gathered(lambda held: held.detach())
+    for module in trainer.modules.values():
+        theirs = module.own_parameters()
+        state |= {n: t for n, t in module.own_state().items() if n not in theirs}
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def train(trainer: Trainer) -> Outcome:
+    """Some steps of training on this rank."""
+    weights = trainer.model.shared_weights(trainer.partition)
+    names = {name: weight.name for weight in weights for _, name in weight.owners}
+
+    def renamed(tensors: dict[str, Any]) -> dict[str, Any]:
+        """A shared weight has the name that it has in the whole model, on all its owners."""
+        return {names.get(name, name): tensor for name, tensor in tensors.items()}
+
+    outcome = Outcome(initial=renamed(state_of(trainer)))
+    for step in range(NUM_STEPS):
+        outcome.results += (trainer.step(step),)
+        if step == 0:
+            found = trainer.gathered(lambda held: held.grad).items()
+            outcome.gradients = renamed({n: None if g is None else g.clone() for n, g in found})
+    outcome.losses = [result.loss for result in outcome.results]
+    outcome.norms = [result.gradient_norm for result in outcome.results]
+    outcome.state = renamed(state_of(trainer))
+    outcome.peak_held, outcome.lowered = trainer.peak_held, trainer.lowered
+    return outcome
 
 
 def with_trainer(
     fabric: Fabric,
     is_member: bool,
     settings: TrainerConfig,
-    work: Callable[..., Any],
+    work: Callable[..., Any] = train,
     *arguments: Any,
+    build: Build | None = None,
 ) -> Any:
     """The result of `work` with a rank's trainer; of other ranks, None."""
     agreement = agree(settings, fabric)
     if not is_member:
         return None
-    trainer = Trainer(agreement, fabric)
+    trainer = Trainer(agreement, fabric, build=build)
     result = work(trainer, *arguments)
     trainer.close()
     return result
+
+
+def over_gloo(
+    fabric: Fabric, is_member: bool, function: Callable[..., Any], *arguments: Any
+) -> Any:
+    """Train with messages over gloo, as ranks on different hosts do."""
+    usual, fabric.shares_memory = fabric.shares_memory, False
+    try:
+        return function(fabric, is_member, *arguments)
+    finally:
+        fabric.shares_memory = usual
 
 
 def lone_trainer(settings: TrainerConfig) -> Trainer:
@@ -129,60 +165,120 @@ def memory_of(trainer: Trainer) -> MemoryUse:
     return trainer.measure_memory(1)
 
 
-def unsplit_transformers(settings: TrainerConfig, initial: dict[str, Tensor]) -> nn.Module:
-    """transformers' own model, with these weights and nothing left at random."""
-    whole = model_of(settings, CPU).config
-    model = AutoModelForCausalLM.from_config(whole).to(settings.model.torch_dtype)
-    missing, unexpected = model.load_state_dict(initial, strict=False)
-    assert not unexpected
-    assert not set(missing) - set(model.all_tied_weights_keys)
-    return model.train()
+# the oracle
+
+Around = Callable[[nn.Module, int], AbstractContextManager[object]]
+"""What a step of the oracle runs in, given the module and the step."""
+_known: dict[TrainerConfig, Outcome] = {}
 
 
-Build = Callable[[TrainerConfig, dict[str, Tensor]], nn.Module]
-_trained_unsplit: dict[tuple[TrainerConfig, Build], Outcome] = {}
-
-
-def unsplit_outcome(
-    settings: TrainerConfig, initial: dict[str, Tensor], build: Build = unsplit_transformers
-) -> Outcome:
-    """The result of `train_unsplit`, computed once for all ways to cut and order the same work."""
-    model = dataclasses.replace(settings.model, partition="uniform")
-    same = {
+def unsplit(settings: TrainerConfig, initial: Tensors, around: Around | None = None) -> Outcome:
+    """The author's module after the same steps, computed once for all ways to cut the same work."""
+    default = {
         name: getattr(TrainerConfig, name)
         for name in (
-            *("schedule", "world_size", "stages_per_rank", "policy", "look_ahead"),
-            "program",
+            *("schedule", "world_size", "stages_per_rank", "policy", "look_ahead", "program"),
+            *("replicas", "recompute"),
         )
     }
-    key = dataclasses.replace(settings, model=model, **same), build
-    known = _trained_unsplit.get(key)
-    if known is None or not _are_equal(known.initial, initial):
-        known = _trained_unsplit[key] = train_unsplit(settings, initial, build)
+    key = dataclasses.replace(
+        settings,
+        model=dataclasses.replace(settings.model, partition="uniform"),
+        data=dataclasses.replace(
+            settings.data, num_microbatches=settings.data.num_microbatches * settings.replicas
+        ),
+        sharding=DataParallel(),
+        **default,
+    )
+    known = _known.get(key)
+    if known is None or around or not _are_equal(known.initial, initial):
+        known = _known[key] = _train_unsplit(key, initial, around)
     return known
 
 
-def _are_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+def _are_equal(ours: Tensors, theirs: Tensors) -> bool:
     return ours.keys() == theirs.keys() and all(t.equal(theirs[name]) for name, t in ours.items())
 
 
-def train_unsplit(
-    settings: TrainerConfig, initial: dict[str, Tensor], build: Build = unsplit_transformers
-) -> Outcome:
-    """The same with the unsplit model and torch's optimizer, nothing of ours but the batches."""
-    model = build(settings, initial)
-    data = Data(settings.data, 256, tokenizer_of(settings))
-    loss = accumulate(model, data, 0)
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    spec, optimizer = settings.optimizer, optimizer_of(settings.optimizer, model)
+def _author_module(settings: TrainerConfig, initial: Tensors) -> tuple[nn.Module, Any]:
+    """What a factory returns, and the loss that it brings; or transformers' class, as it is read.
+
+    What is drawn for a class of transformers are the ranks' weights.
+    """
+    seed, dtype = settings.model.seed, settings.model.torch_dtype
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  # as a factory draws
+    loss_of = None
+    if settings.model.is_factory:
+        module = find_factory(settings.model.name)()
+        if isinstance(module, tuple):
+            module, _, loss_of = module
+            loss_of = (
+                copy.deepcopy(loss_of).to(dtype) if isinstance(loss_of, nn.Module) else loss_of
+            )
+    elif list(Path(settings.model.name).glob("*.safetensors")):
+        module = AutoModelForCausalLM.from_pretrained(settings.model.name, dtype=dtype)
+        read = module.state_dict()
+        assert all(tensor.equal(read[name]) for name, tensor in initial.items() if name in read)
+    else:
+        module = AutoModelForCausalLM.from_config(model_of(settings, CPU).config)
+    if dtype == torch.float64:  # of complex tensors `to` would take the real part
+        module.double()._apply(lambda t: t.to(torch.complex128) if t.is_complex() else t)
+    else:
+        module.to(dtype)
+    if not settings.model.is_factory:
+        missing, unexpected = module.load_state_dict(initial, strict=False)
+        assert not unexpected
+        assert not set(missing) - set(module.all_tied_weights_keys)
+    return module.train(), loss_of
+
+
+def _train_unsplit(settings: TrainerConfig, initial: Tensors, around: Around | None) -> Outcome:
+    module, loss_of = _author_module(settings, initial)
+    if loss_of is None:
+        data: Any = Data(settings.data, VOCABULARY, tokenizer_of(settings))
+    else:
+        data = model_of(settings, CPU).task.data(settings.data, None)
+    optimizer = optimizer_of(settings.optimizer, module)
+    outcome = Outcome(initial=initial)
     for step in range(NUM_STEPS):
-        if step > 0:  # whose gradients are there
-            accumulate(model, data, step)
-        if spec.clip_norm:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
+        torch.manual_seed(seed_of(settings.model.seed, step, 0))
+        optimizer.zero_grad()
+        with contextlib.nullcontext() if around is None else around(module, step):
+            loss = _accumulate(module, data.step(step), loss_of, settings.autocast)
+        outcome.losses.append(loss)
+        most = settings.optimizer.clip_norm or float("inf")
+        outcome.norms.append(nn.utils.clip_grad_norm_(module.parameters(), most).item())
+        if step == 0:
+            outcome.gradients = {
+                n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()
+            }
         optimizer.step()
-    trained = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return Outcome(loss, initial, gradients, trained)
+    outcome.state = {n: t.detach() for n, t in module.state_dict().items()}
+    return outcome
+
+
+def _accumulate(module: nn.Module, batch: Any, loss_of: Any, autocast: str) -> float:
+    """Add a step's gradients, one microbatch after the other; returns its mean loss."""
+    is_mixed, total = autocast != "none", 0.0
+    takes_ids = getattr(module, "main_input_name", "") == "input_ids"
+    for x, y in zip(batch.inputs, batch.targets, strict=True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
+            ids = x.clone()  # it may write to it
+            output = module(input_ids=ids, use_cache=False) if takes_ids else module(ids)
+        if isinstance(output, dict):
+            output = output["logits"]
+        output = output[0] if isinstance(output, tuple) else getattr(output, "logits", output)
+        if loss_of is None:
+            output = output.float() if output.dtype == torch.bfloat16 else output
+            flat = output.flatten(0, 1), y.flatten()
+            loss = cross_entropy(*flat, reduction="sum", ignore_index=IGNORED) / batch.num_tokens
+        else:
+            loss = loss_of(output, y) / len(batch.inputs)
+        loss.backward()
+        total += loss.item()
+    return total
 
 
 def optimizer_of(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
@@ -192,78 +288,74 @@ def optimizer_of(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer
     return torch.optim.SGD(model.parameters(), spec.learning_rate, spec.momentum)
 
 
-def accumulate(model: nn.Module, data: Data, step: int) -> float:
-    """Leave a step's gradients in the unsplit model; its loss."""
-    return train_step_unsplit(model, data.step(step))
-
-
-def merged(
-    parts: list[dict[str, Tensor]], shared: dict[str, str] | None = None
-) -> dict[str, Tensor]:
-    """The dictionaries of all ranks as one. A shared weight must be equal wherever it is.
-
-    `shared`: name of a shared weight on its other owner -> its name in the unsplit model.
-    """
-    whole: dict[str, Tensor] = {}
-    for part in parts:
-        for own_name, value in part.items():
-            name = (shared or {}).get(own_name, own_name)
-            if name in whole:
-                assert name in (shared or {}).values(), f"{name} is on two ranks"
-                assert torch.equal(value, whole[name]), f"{name} differs between its owners"
-            whole[name] = value
-    return whole
-
-
-def by_memory(
-    fabric: Fabric, is_member: bool, function: Callable[..., Any], *arguments: Any
-) -> Any:
-    """Train with messages as ranks of one host pass them."""
-    return function(fabric, is_member, *arguments)
-
-
-def over_gloo(
-    fabric: Fabric, is_member: bool, function: Callable[..., Any], *arguments: Any
-) -> Any:
-    """Train with messages over gloo, as ranks on different hosts do."""
-    usual, fabric.shares_memory = fabric.shares_memory, False
-    try:
-        return function(fabric, is_member, *arguments)
-    finally:
-        fabric.shares_memory = usual
-
-
-def train_over_gloo(fabric: Fabric, is_member: bool, settings: TrainerConfig) -> Outcome | None:
-    outcome: Outcome | None = over_gloo(fabric, is_member, train, settings)
-    return outcome
+# the comparison
 
 
 def assert_exact(
-    ranks,
+    ranks: Any,
     settings: TrainerConfig,
-    *,
-    shared: dict[str, str] | None = None,
-    build: Build = unsplit_transformers,
+    *ways: Callable[..., Any],
     tolerance: float = TOLERANCE,
-    run: Callable[..., Outcome | None] = train,
+    around: Around | None = None,
 ) -> list[Outcome]:
-    """Loss, every gradient and the parameters after two steps equal the unsplit model's."""
-    outcomes = ranks.run(settings.world_size, run, settings)
-    initial = merged([o.initial for o in outcomes], shared)
-    expected = unsplit_outcome(settings, initial, build)
-    gradients = merged([o.gradients for o in outcomes], shared)
-    assert gradients.keys() == expected.gradients.keys()
-    for name, gradient in gradients.items():
-        assert gradient is not None, f"{name} has no gradient"
-        assert gradient.abs().max() > 0, f"{name} has a gradient of zeros"
-        assert relative_difference(gradient, expected.gradients[name]) < tolerance, name
-    (loss,) = (o.loss for o in outcomes if o.loss is not None)
-    assert abs(loss - expected.loss) < tolerance * expected.loss
-    trained = merged([o.trained for o in outcomes], shared)
-    for name, parameter in trained.items():
-        assert relative_difference(parameter, expected.trained[name]) < tolerance, name
-        assert not parameter.equal(initial[name]), f"{name} was not trained"
+    """Ranks train as the oracle does; `ways` are such as `over_gloo`. Returns the outcomes."""
+    outcomes = ranks.run(settings.num_processes, *(ways or (with_trainer,)), settings)
+    assert_as_unsplit(outcomes, settings, tolerance, around)
     return outcomes
+
+
+def assert_as_unsplit(
+    outcomes: list[Outcome],
+    settings: TrainerConfig,
+    tolerance: float = TOLERANCE,
+    around: Around | None = None,
+    *,
+    losses_alone: bool = False,
+) -> None:
+    """Losses, norms, all gradients and what is learned are the oracle's, on each replica."""
+    size = settings.world_size
+    initial = merged([one.initial for one in outcomes[:size]])
+    expected = unsplit(settings, initial, around)
+    for first in range(0, len(outcomes), size):
+        pipeline = outcomes[first : first + size]
+        (losses,) = (one.losses for one in pipeline if one.losses[0] is not None)
+        assert losses == pytest.approx(expected.losses, rel=tolerance)
+        if losses_alone:
+            continue
+        gradients = merged([one.gradients for one in pipeline])
+        state = merged([one.state for one in pipeline])
+        assert gradients.keys() == expected.gradients.keys()
+        assert state.keys() >= gradients.keys()
+        for ours, theirs in ((gradients, expected.gradients), (state, expected.state)):
+            for name, tensor in ours.items():
+                assert_close(name, tensor, theirs[name], tolerance)
+        if settings.optimizer.clip_norm:
+            for one in pipeline:
+                assert one.norms == pytest.approx(expected.norms, rel=tolerance)
+        assert any(not tensor.equal(initial[name]) for name, tensor in state.items())
+
+
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The dictionaries of all ranks as one. A shared weight must be equal wherever it is."""
+    whole: dict[str, Any] = {}
+    for name, tensor in ((n, t) for part in parts for n, t in part.items()):
+        if whole.get(name) is not None:
+            assert tensor is None or torch.equal(tensor, whole[name]), f"{name} differs"
+        whole[name] = tensor
+    return whole
+
+
+def assert_close(name: str, ours: Tensor | None, theirs: Tensor | None, tolerance: float) -> None:
+    if ours is None or theirs is None:
+        assert ours is theirs, f"{name} has a gradient on one side only"
+        return
+    assert ours.shape == theirs.shape, name
+    if not theirs.numel() or torch.equal(ours, theirs.to(ours.dtype)):
+        return
+    if float(theirs.abs().max()) < 1e-12:  # nothing but rounding, such as a bias before a norm
+        assert float(ours.abs().max()) < 1e-12, name
+        return
+    assert relative_difference(ours, theirs) < tolerance, name
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CODE = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -43,8 +45,9 @@ else:
 """
 
 
-def test_a_process_that_has_traced_ends_cleanly(tmp_path, is_thorough):
-    count = 10 if is_thorough else 1
+@pytest.mark.thorough
+def test_a_process_that_has_traced_ends_cleanly(tmp_path):
+    count = 10
     folder = str(Path(__file__).parent)
     command = [sys.executable, "-W", "ignore", "-c", CODE, folder, str(count)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -84,7 +84,7 @@ def test_a_save_killed_at_any_operation_leaves_a_whole_checkpoint(
     number, is_over = 0, False
     seen = set()
     while not is_over:
-        number += 1 if is_thorough else 3  # a fork of this process costs more than the save
+        number += 1 if is_thorough else 5  # a fork of this process costs more than the save
         root = tmp_path / str(number)
         save(trainer, root, 1, 1.0)
 

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from awkward_models import VOCABULARY, WIDTH, Normed, Rotary
 from models import sequential
 from torch import Tensor, nn
 from torch.nn import functional
 
-WIDTH, VOCABULARY, LONGEST = 8, 256, 32
+LONGEST = 32
 
 
 class Pair(nn.Module):
@@ -36,18 +37,6 @@ class Named(nn.Module):
 
     def forward(self, x: Tensor, *, other: Tensor) -> dict[str, Tensor]:
         return {"sum": x * self.scale + other, "mask": other > 0}
-
-
-class Norm(nn.Module):
-    """Batch normalisation over the width: buffers that forward changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(x.transpose(1, 2))
-        return y.transpose(1, 2)  # not contiguous
 
 
 class Counter(nn.Module):
@@ -80,20 +69,6 @@ class Attention(nn.Module):
         return scores.softmax(-1) @ v
 
 
-class Rotation(nn.Module):
-    """Complex numbers within, from a complex buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        angles = torch.arange(LONGEST)[:, None] / (1 + torch.arange(WIDTH // 2))
-        phases = torch.polar(torch.ones_like(angles), angles)
-        self.register_buffer("phases", phases, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
-        return torch.view_as_real(pairs * self.phases[: x.shape[1]]).flatten(-2)
-
-
 class Frame(nn.Module):
     """Embeddings, three layers and a head around what `middle` does with them, given this."""
 
@@ -115,8 +90,8 @@ class Blocks(Frame):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.counter, self.attention = Norm(), Counter(), Attention()
-        self.rotation, self.pair, self.named = Rotation(), Pair(), Named()
+        self.norm, self.counter, self.attention = Normed(), Counter(), Attention()
+        self.rotation, self.pair, self.named = Rotary(), Pair(), Named()
         self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True))
 
     def forward(self, ids: Tensor) -> Tensor:

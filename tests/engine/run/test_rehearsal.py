@@ -4,14 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from pipeline import CPU, config, lone_trainer, train, with_trainer
+from pipeline import config, lone_trainer, train, with_trainer
 from ranks import Ranks
 
 from engine.plan.collectives import Zero3
 from engine.run import rehearsal
-from engine.run.clock import HostClock
-from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer
 
 CHANGING = [
     *("statistics", "dropped", "renormed", "in_place_on_ids", "frozen_front", "normed"),
@@ -25,9 +22,8 @@ def both(settings):
 
 
 def assert_equal(one, other):
-    assert one.loss == other.loss
-    assert [r.loss for r in one.results] == [r.loss for r in other.results]
-    for kind in ("gradients", "trained"):
+    assert one.losses == other.losses
+    for kind in ("gradients", "state"):
         ours, theirs = getattr(one, kind), getattr(other, kind)
         assert ours.keys() == theirs.keys()
         for name, tensor in ours.items():
@@ -37,7 +33,7 @@ def assert_equal(one, other):
 
 
 def alone(settings):
-    return train(Fabric(CPU, HostClock(), is_device_shared=False), True, settings)
+    return train(lone_trainer(settings))
 
 
 @pytest.mark.parametrize("name", CHANGING)
@@ -46,23 +42,20 @@ def test_a_rehearsal_changes_nothing_of_a_model_that_changes_itself(name):
     assert_equal(*map(alone, both(settings)))
 
 
-def test_a_rehearsal_of_split_backwards_changes_nothing(ranks: Ranks):
-    for settings in (config("zb_h1", 2, 4), config("1f1b", 2, 4, preset="awkward_models:dropped")):
-        without, with_it = (ranks.run(2, train, one) for one in both(settings))
-        for one, other in zip(without, with_it, strict=True):
-            assert_equal(one, other)
-
-
-def test_a_rehearsal_of_replicas_changes_nothing(ranks: Ranks):
-    settings = config("1f1b", 2, 4, replicas=2, sharding=Zero3())
-    without, with_it = (ranks.run(4, with_trainer, one, losses) for one in both(settings))
-    assert without == with_it
-
-
-def losses(trainer: Trainer):
-    steps = [trainer.step(step).loss for step in range(3)]
-    weights = trainer.gathered(lambda parameter: parameter.detach().clone())
-    return steps, {name: float(w.double().sum()) for name, w in weights.items() if w is not None}
+@pytest.mark.parametrize(
+    ("schedule", "changes"),
+    [
+        ("zb_h1", {}),
+        ("1f1b", {"preset": "awkward_models:dropped"}),
+        ("1f1b", {"replicas": 2, "sharding": Zero3()}),
+    ],
+    ids=str,
+)
+def test_a_rehearsal_of_several_ranks_changes_nothing(ranks: Ranks, schedule, changes):
+    settings = config(schedule, 2, 4, **changes)
+    trained = (ranks.run(settings.num_processes, with_trainer, one) for one in both(settings))
+    for one, other in zip(*trained, strict=True):
+        assert_equal(one, other)
 
 
 @pytest.mark.parametrize(

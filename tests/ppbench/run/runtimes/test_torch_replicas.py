@@ -1,12 +1,12 @@
 """Replicas with torch's schedules, shared by torch: they train what the engine's replicas do."""
 
 import pytest
-from pipeline import config
-from test_replicated import KINDS, NUM_STEPS, assert_as_one_device, train
+from pipeline import NUM_STEPS, assert_as_unsplit, config, train
 
 from engine.plan.action import Op
 from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero1, Zero3
 from engine.plan.spans import Lane
+from engine.run.optimizer import OptimizerSpec
 from engine.trainer import Trainer, agree
 from ppbench.config.case import Case
 from ppbench.config.feasibility import problems_of_runtime
@@ -37,10 +37,10 @@ def refused(fabric, is_member, settings):
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize(("schedule", "shape"), [("1f1b", (2, 2)), ("interleaved_zb", (2, 2))])
 def test_gradients_losses_and_norms_are_those_of_one_device(ranks, schedule, shape, policy):
-    optimizer = KINDS["tied and clipped"]["optimizer"]
+    optimizer = OptimizerSpec(learning_rate=1e-3, clip_norm=0.1)
     settings = config(schedule, *shape, replicas=2, sharding=policy, optimizer=optimizer)
     outcomes = ranks.run(settings.num_processes, trained_by_torch, settings)
-    assert_as_one_device(outcomes, settings)
+    assert_as_unsplit(outcomes, settings)
     for process, outcome in enumerate(outcomes):
         replica, rank = divmod(process, 2)
         for step, result in enumerate(outcome.results):

@@ -7,14 +7,7 @@ import weakref
 import pandas as pd
 import pytest
 from models import configuration_folder
-from pipeline import (
-    CPU,
-    NUM_STEPS,
-    assert_exact,
-    config,
-    train,
-    with_trainer,
-)
+from pipeline import CPU, NUM_STEPS, assert_exact, config, with_trainer
 from torch.distributed.pipelining import schedules as torchs
 
 from engine.connection import agree
@@ -61,7 +54,7 @@ MARKED = [
 
 def train_on(fabric, is_member, settings, runner=TorchPipeline):
     fabric.connect([], tuple(range(settings.world_size)), ())
-    return train(fabric, is_member, settings, runner)
+    return with_trainer(fabric, is_member, settings, build=runner)
 
 
 def action_of(span):
@@ -75,7 +68,7 @@ def outcomes(ranks):
 
     def of(name, p, m):
         if (name, p, m) not in known:
-            known[name, p, m] = assert_exact(ranks, config(name, p, m), run=train_on)
+            known[name, p, m] = assert_exact(ranks, config(name, p, m), train_on)
         return known[name, p, m]
 
     return of
