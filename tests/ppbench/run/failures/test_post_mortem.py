@@ -13,7 +13,7 @@ from engine.plan.schedules.registry import SCHEDULES, build_program
 from ppbench.run.failures.post_mortem import RankState, flight_rows, post_mortem
 from ppbench.store import Store
 from ppbench.store.columns import FLIGHT
-from tests.engine.plan.schedule_grid import families, programs_of
+from tests.engine.plan.drawn_programs import FAMILIES, programs_of
 
 S = 1_000_000_000
 AT_NS = 100 * S
@@ -102,8 +102,8 @@ class Execution:
 @functools.cache
 def shapes(name):
     """Small ones with everything: several stages per rank, few and many microbatches."""
-    grid = [family for family in families((1, 2, 3, 4)) if family[0] == name]
-    return [p for _, p_, v in grid for p in programs_of(name, p_, v, (1, 2, 3, 4, 6, 8)).values()]
+    grid = [(p, v) for name_, v in FAMILIES if name_ == name for p in (1, 2, 3, 4)]
+    return [one for p, v in grid for one in programs_of(name, p, v, (1, 2, 3, 4, 6, 8))]
 
 
 def cases(name, least_ranks=1):
