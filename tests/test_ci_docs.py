@@ -1,4 +1,4 @@
-"""The workflow and the job that docs/ci offers: they are YAML, and keep what the gate says."""
+"""What docs/ci offers: the workflow and the jobs are YAML, and keep what their pages say."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from command import python
 
 from ppbench.cli.app import app
 
@@ -63,6 +64,20 @@ def test_they_check_the_sweep_file_of_the_page():
     (name,) = re.findall("Save this as `([^`]+)` in the repository", PAGE)
     for text in (STEP, GITLAB["performance"]["script"][-1]):
         assert f"ppbench check {name} " in text
+
+
+def test_the_job_of_kubernetes_starts_a_supervisor_on_each_of_its_nodes():
+    service, job = yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text())
+    (ranks,) = job["spec"]["template"]["spec"]["containers"]
+    options = dict(arg[2:].split("=") for arg in ranks["args"] if arg.startswith("--"))
+    shown = python(*ranks["command"][1:], "--help", folder=FOLDER).stdout
+    of_worker = {"results"}
+    assert all(f"--{name} " in shown for name in options.keys() - of_worker)
+    assert int(options["nodes"]) == job["spec"]["completions"]
+    assert int(options["ranks-per-node"]) == ranks["resources"]["limits"]["nvidia.com/gpu"]
+    assert options["rendezvous"].startswith(
+        f"{job['metadata']['name']}-0.{service['metadata']['name']}:"
+    )
 
 
 def test_no_page_or_message_installs_by_the_bare_name():
