@@ -1,123 +1,111 @@
-"""Runs the benchmarks, each in a process of its own, and makes the page of their results.
+"""Runs the parts of all benchmarks, each in a process of its own, and makes the page.
 
-    python -m benchmarks [--only NAME...] [--max-rounds N]
+    python -m benchmarks [--only NAME...] [--quick]
 
-If a benchmark fails to run, its last lines are printed, the others continue, and the exit code is
-1. A missed goal is a result, not a failure. With `--max-rounds`, those that can (`MEASURED_ON`)
-measure on while a goal is not decided.
+A name is that of a module, or MODULE.PART. A part that fails is told with its last lines, the
+others go on, and the exit code is 1. A missed goal is a result, not a failure. No part begins after
+55 minutes, and none takes more than its own time and five minutes. `--quick` tries every part with
+its smallest settings; it keeps no results.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from benchmarks import BENCHMARKS, MEASURED_ON, page
-from benchmarks.outcome import MAX_ROUNDS, RESULTS, Outcome, Standing
-from benchmarks.surroundings import ROOT
+from benchmarks import page
+from benchmarks.claims import CLAIMS, OTHERS, Claim
+from benchmarks.rows import RESULTS, ROOT
 
 LAST_LINES = 20
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A benchmark that has ended: its duration, exit code and output."""
-
-    name: str
-    took_s: float
-    exit_code: int
-    output: str
-
-    def in_words(self) -> str:
-        """One line; for a failure, also the last lines of the output."""
-        start = f"{self.name:12} {int(self.took_s) // 60:3}:{int(self.took_s) % 60:02}  "
-        if self.exit_code != 0:
-            last = "\n    ".join(self.output.splitlines()[-LAST_LINES:])
-            return f"{start}FAILED with exit code {self.exit_code}\n    {last}"
-        return start + _goals(self.name)
+LAST_BEGIN_S = 55 * 60
+BEYOND_S = 300
+"""What has begun is ended by itself; what hangs is ended after so much more."""
 
 
 def main() -> int:
-    arguments = _arguments()
-    names = arguments.only or BENCHMARKS
-    console = Console(highlight=False, soft_wrap=True)
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    options.add_argument("--quick", action="store_true", help="smallest settings, no results")
+    asked = options.parse_args()
+    every = (*CLAIMS, *OTHERS)
+    known = {claim.module for claim in every} | {claim.name for claim in every}
+    for name in asked.only:
+        if name not in known:
+            options.error(f"--only {name}: no such benchmark; expected {', '.join(sorted(known))}")
+    chosen = [
+        claim
+        for claim in every
+        if not asked.only or claim.module in asked.only or claim.name in asked.only
+    ]
     with tempfile.TemporaryDirectory(prefix="ppbench-benchmarks-") as folder:
-        failed = _run_all(names, console, Path(folder), arguments.max_rounds)
-    page.main()
+        results = Path(folder) if asked.quick else RESULTS
+        failed = run_all(chosen, results, Path(folder) / "log", is_quick=asked.quick)
     if failed:
-        console.print(f"failed: {', '.join(failed)}", markup=False)
-    return 1 if failed else 0
+        print(f"failed: {', '.join(failed)}")
+    made = 0 if asked.quick else page.main()
+    return 1 if failed else made
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, metavar="NAME")
-    parser.add_argument("--max-rounds", type=int, default=0, metavar="N", help=MAX_ROUNDS)
-    return parser.parse_args()
-
-
-def _run_all(names: Sequence[str], console: Console, folder: Path, max_rounds: int) -> list[str]:
-    """Run them and return the names of those that failed; shows progress as a bar or as lines."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    failed = []
-    with Progress(
-        *columns,
-        console=console,
-        refresh_per_second=1,  # drawing takes time on the cores that are measured
-        disable=not console.is_terminal,
-    ) as progress:
-        bar = progress.add_task("", total=len(names))
-        for name in names:
-            progress.update(bar, description=name)
-            if not console.is_terminal:
-                console.print(f"{name} ...", markup=False)
-            ended = _run(name, folder / name, max_rounds)
-            progress.advance(bar)
-            progress.console.print(ended.in_words(), markup=False)
-            if ended.exit_code != 0:
-                failed.append(name)
+def run_all(
+    claims: Sequence[Claim],
+    results: Path,
+    log: Path,
+    *,
+    last_begin_s: float = LAST_BEGIN_S,
+    beyond_s: float = BEYOND_S,
+    is_quick: bool = False,
+) -> list[str]:
+    """Run these parts; returns the names of those that failed, or had no time."""
+    began, failed = time.monotonic(), list[str]()
+    for claim in claims:  # what an earlier commit measured is gone, whatever happens
+        (results / f"{claim.name}.json").unlink(missing_ok=True)
+    for number, claim in enumerate(claims, start=1):
+        passed_s = time.monotonic() - began
+        start = (
+            f"{int(passed_s) // 60:2}:{int(passed_s) % 60:02}  {number}/{len(claims)} {claim.name}"
+        )
+        if passed_s > last_begin_s and not is_quick:
+            print(f"{start}: no time is left", flush=True)
+            failed.append(claim.name)
+            continue
+        print(start, flush=True)
+        limit_s = None if is_quick else claim.seconds + beyond_s
+        exit_code = _run(claim, results, log, limit_s)
+        lines = log.read_text(errors="replace").splitlines()
+        if exit_code:
+            failed.append(claim.name)
+            print(f"  FAILED with exit code {exit_code}")
+            print("\n".join(f"    {line}" for line in lines[-LAST_LINES:]), flush=True)
+        else:
+            print("\n".join(line for line in lines if line.startswith("  ")), flush=True)
     return failed
 
 
-def _run(name: str, log: Path, max_rounds: int = 0) -> Ended:
-    """Run one benchmark with its output in a file: a full pipe would stop it."""
-    began = time.monotonic()
-    command = [sys.executable, "-m", f"benchmarks.{name}"]
-    if max_rounds and name in MEASURED_ON:
-        command += ["--max-rounds", str(max_rounds)]
+def _run(claim: Claim, results: Path, log: Path, limit_s: float | None) -> int:
+    """Run one part with its output in a file: a full pipe would stop it. No limit: a quick try."""
+    command = [sys.executable, *claim.command.split()[1:], "--results", str(results)]
+    command += ["--seconds", "0"] if limit_s is None else []
     with (
         log.open("w") as output,
-        subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT) as child,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        ) as child,
     ):
         try:
-            exit_code = child.wait()
-        except BaseException:
-            child.terminate()
-            raise
-    return Ended(name, time.monotonic() - began, exit_code, log.read_text(errors="replace"))
-
-
-def _goals(name: str) -> str:
-    outcome = Outcome.from_json((RESULTS / f"{name}.json").read_text("utf-8"))
-    counts = Counter(ratio.standing for ratio in outcome.ratios if ratio.standing is not None)
-    goals = ", ".join(f"{counts[standing]} {standing}" for standing in Standing)
-    of_goals = f"; of {counts.total()} goals {goals}" if counts else ""
-    return f"{len(outcome.ratios)} ratios{of_goals}"
+            return child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL
+        finally:
+            if child.returncode is None:  # also when this is stopped from the keyboard
+                os.killpg(child.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Kills processes of a sweep at random moments, and checks that no work is lost.
+"""Kills processes of sweeps at random moments, and checks that no work is lost.
 
     python -m benchmarks.faults [--kills 50] [--cases 20] [--seed 0] [--keep FOLDER]
 
-A sweep of short emulated cases is started as a user would start it: again and again, until nothing
-is missing. Meanwhile SIGKILL is sent to the controller, the supervisor, a worker, or all of
-them at once: while they start, in a step, while a run is stored, between cases.
-Sweeps follow each other, each into a store of its own, until the kills are used up. After each,
-its store must hold exactly one ok run per case and nothing that is broken or left over.
-
-Only processes that were started in the folders of these sweeps are ever killed.
+A sweep of short emulated cases is started as a user would start it, again and again, until nothing
+is missing. Meanwhile SIGKILL is sent to the controller, the supervisor, a worker, or all of them at
+once: while they start, in a step, while a run is stored, between cases. Sweeps follow each other,
+each into a store of its own, until the kills are used up, or without `--kills` the time. After
+each, its store must hold exactly one ok run per case and nothing that is broken or left over. Only
+processes that were started in the folders of these sweeps are ever killed.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import random
 import shutil
@@ -32,6 +32,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.loop import within
+from benchmarks.rows import Row, parser, run
 from engine.flight import Phase, read_record
 from ppbench.run.job import Event, Journal, noted_node_folders
 from ppbench.run.machine.node_folder import flight_path, last_start
@@ -99,52 +101,34 @@ class Tally:
         return sum(self.kills.values())
 
 
-def main() -> None:
-    settings = _arguments()
-    folder = settings.keep or Path(tempfile.mkdtemp(prefix="ppbench-faults-"))
-    tally, chance = Tally(), random.Random(settings.seed)
-    print(f"{settings.kills} kills, sweeps of {settings.cases} cases, seed {settings.seed}")
-    began_s = time.monotonic()
-    while tally.num_kills < settings.kills and not tally.problems:
+def kills(asked: argparse.Namespace) -> Iterator[Row]:
+    """Kill until all kills are used up, or the time; exits where any work was lost."""
+    folder = asked.keep or Path(tempfile.mkdtemp(prefix="ppbench-faults-"))
+    most = asked.kills or (10**6 if asked.seconds else 2)
+    num_cases = asked.cases if asked.seconds or asked.kills else 4
+    tally, chance, began_s = Tally(), random.Random(asked.seed), time.monotonic()
+    seconds = math.inf if asked.kills else asked.seconds
+    for number in within(seconds, itertools.count(1)):
+        until_s = began_s + seconds if asked.seconds else math.inf
+        Campaign(folder / f"sweep-{number}", num_cases, chance, tally).run(most, until_s)
         tally.num_sweeps += 1
-        sweep = Campaign(folder / f"sweep-{tally.num_sweeps}", settings.cases, chance, tally)
-        sweep.run(settings.kills)
-    print(f"\n{tally.num_kills} kills in {time.monotonic() - began_s:.0f} s")
-    _print_tally(tally, settings.cases)
+        if tally.num_kills >= most or tally.problems:
+            break
+    print(f"{tally.num_kills} kills in {time.monotonic() - began_s:.0f} s")
+    for (victim, phase), num in sorted(tally.kills.items()):
+        print(f"{num:5} x {victim} while rank 0 {phase}")
+    print(f"starts: {tally.num_starts}; rows: {dict(tally.rows.most_common())}")
+    print(f"unfinished files that kills left, which are never read: {tally.num_asides}")
     if tally.problems:
         print(f"VIOLATED: {len(tally.problems)}; all that is left is in {folder}")
         print("\n".join(f"  {problem}" for problem in tally.problems))
         sys.exit(1)
     print("held: one ok run per case, each store reads clean, nothing is left over")
-    if settings.keep is None:
+    if asked.keep is None:
         shutil.rmtree(folder)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--cases", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="Keep the stores, here.")
-    return parser.parse_args()
-
-
-def _print_tally(tally: Tally, num_cases: int) -> None:
-    phases = sorted({phase for _, phase in tally.kills})
-    width = max(map(len, phases), default=0)
-    victims = (*VICTIMS, INSTEAD)
-    print(f"{'while':{width}}" + "".join(f"{victim:>12}" for victim in victims))
-    for phase in phases:
-        counts = "".join(f"{tally.kills[victim, phase] or '':>12}" for victim in victims)
-        print(f"{phase:{width}}{counts}")
-    totals = [sum(n for (v, _), n in tally.kills.items() if v == victim) for victim in victims]
-    print(f"{'in all':{width}}" + "".join(f"{total:>12}" for total in totals))
-    print(f"{INSTEAD}: the controller, because the chosen victim had not started yet")
-    print(f"sweeps of {num_cases} cases: {tally.num_sweeps}; starts: {tally.num_starts}")
-    rows = ", ".join(f"{count} {status}" for status, count in tally.rows.most_common())
-    repeated = sum(count for status, count in tally.rows.items() if status != "ok")
-    print(f"rows: {rows}; runs repeated after a kill: {repeated}")
-    print(f"unfinished files that kills left, which are never read: {tally.num_asides}")
+    repeated = tally.rows.total() - tally.rows["ok"]
+    note = f"of {tally.num_kills} kills in {tally.num_sweeps} sweeps; {repeated} runs repeated"
+    yield Row.exact("violations", len(tally.problems), note=note)
 
 
 class Campaign:
@@ -162,9 +146,11 @@ class Campaign:
         (folder / "faults.toml").write_text(text)
         self._began_s = time.monotonic()
         self._known_ok: dict[str, str] = {}
+        self._until_s = math.inf
 
-    def run(self, num_kills: int) -> None:
-        """Start the sweep until it is done, killing its processes until `num_kills` are used up."""
+    def run(self, num_kills: int, until_s: float) -> None:
+        """Start the sweep until it is done; kill until so many kills are used up, or the time."""
+        self._until_s = until_s
         for start in itertools.count(1):
             self._tally.num_starts += 1
             exit_code = self._start(start, num_kills)
@@ -190,7 +176,11 @@ class Campaign:
             )
         self._say(f"start {start}")
         try:
-            while controller.poll() is None and self._tally.num_kills < num_kills:
+            while (
+                controller.poll() is None
+                and self._tally.num_kills < num_kills
+                and time.monotonic() < self._until_s
+            ):
                 self._kill_someone(controller)
             return controller.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -408,5 +398,12 @@ def problems_of(results: Path) -> Iterator[str]:
             yield f"run {run_id} is ok and has {count} of {STEPS} steps"
 
 
+PARTS = {"kills": kills}
+
 if __name__ == "__main__":
-    main()
+    options = parser(__doc__, PARTS)
+    options.add_argument("--kills", type=int, default=0, help="default: as many as the time allows")
+    options.add_argument("--cases", type=int, default=20, help="of a sweep")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--keep", type=Path, metavar="FOLDER", help="Keep the stores, here.")
+    run("faults", __doc__, PARTS, options)

@@ -1,19 +1,13 @@
 """Plants random faults in the code and counts, room by room, those that no test notices.
 
-    python -m benchmarks.mutants before.json                        # about 200 faults
+    python -m benchmarks.mutants before.json [--rooms engine/plan ppbench/judge] [--per-room 10]
     python -m benchmarks.mutants after.json --again before.json
 
-`mutants.json` beside this file has those of d33be92, of every room.
-
 A mutant is one changed expression: a flipped comparison, a dropped call, a number off by one, two
-swapped arguments, a value that is not returned. It is planted in a copy of the repository. There
+swapped arguments, a value that is not returned. It is planted in a copy of the repository, where
 the tests of the mirrored folder run until one fails, the module's own first. A mutant survives if
-all of them pass. It is open if they take longer than `--limit` seconds.
-
-`--again` plants those of an earlier file once more, wherever their text has moved to in the room.
-Survivors are not planted a second time: only a mutant that was killed can newly survive. The test
-that killed it runs first. At the end, every test that killed runs on the unchanged code too: one
-that fails there has shown nothing.
+all pass, and is open if they take longer than `--limit` seconds. `--again` plants those that were
+killed once more, wherever their text has moved to in the room: only these can newly survive.
 """
 
 from __future__ import annotations
@@ -31,21 +25,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.rows import ROOT
 
-OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.GtE,
-    ast.Gt: ast.LtE,
-    ast.Eq: ast.NotEq,
-    ast.In: ast.NotIn,
-    ast.Is: ast.IsNot,
-}
-OPPOSITES |= {opposite: op for op, opposite in OPPOSITES.items()}
+PAIRS = {ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot}
+OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {**PAIRS, **{b: a for a, b in PAIRS.items()}}
 UNSEEN = ("debug", "info", "warning", "close", "collect", "unlink")  # calls that nobody need miss
 
 
@@ -81,8 +67,7 @@ def faults(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 
 def mutations(source: str) -> Iterator[tuple[str, str, str]]:
     """Yield every mutant of a source: its kind, the text that changes, and the whole new source."""
-    encoded = source.encode()
-    starts = [0]
+    encoded, starts = source.encode(), [0]
     for line in encoded.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     for node in ast.walk(ast.parse(source)):
@@ -91,8 +76,11 @@ def mutations(source: str) -> Iterator[tuple[str, str, str]]:
             start = starts[node.lineno - 1] + node.col_offset
             end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
             text = ast.unparse(new) if isinstance(new, ast.stmt) else f"({ast.unparse(new)})"
-            mutated = encoded[:start] + text.encode() + encoded[end:]
-            yield kind, ast.unparse(node), mutated.decode()
+            yield (
+                kind,
+                ast.unparse(node),
+                (encoded[:start] + text.encode() + encoded[end:]).decode(),
+            )
 
 
 def files_of(room: str) -> list[Path]:
@@ -100,131 +88,108 @@ def files_of(room: str) -> list[Path]:
     return sorted((ROOT / room).glob("*.py" if room in ("engine", "ppbench") else "**/*.py"))
 
 
-def drawn(room: str, number: int, excluded: Sequence[str], seed: int) -> list[Mutant]:
+def drawn(room: str, number: int, seed: int) -> list[Mutant]:
     """Draw mutants of a room: as many of each kind, each fault of a kind as likely as any other."""
-    every = {
+    every = [
         Mutant(room, str(file.relative_to(ROOT)), kind, text)
         for file in files_of(room)
-        if not any(word in str(file.relative_to(ROOT)) for word in excluded)
         for kind, text, _ in mutations(file.read_text())
-    }
-    ordered = sorted(every, key=lambda mutant: (mutant.file, mutant.kind, mutant.text))
+    ]
+    ordered = list(dict.fromkeys(every))
     random.Random(f"{seed} {room}").shuffle(ordered)
     place = Counter[str]()
     turns = {mutant: place.update([mutant.kind]) or place[mutant.kind] for mutant in ordered}
     return sorted(ordered, key=lambda mutant: turns[mutant])[:number]
 
 
-def planted(mutant: Mutant) -> tuple[Path, str] | None:
-    """Find the text in the mutant's file, else in its room; return that file and its new source."""
+def judged(mutant: Mutant, copied: Path, limit_s: float) -> Mutant:
+    """Plant a mutant in the copy, run the tests there, take it out, and return it with its fate."""
     for file in [ROOT / mutant.file, *files_of(mutant.room)]:
         for kind, text, source in mutations(file.read_text()) if file.exists() else ():
             if (kind, text) == (mutant.kind, mutant.text):
-                return file.relative_to(ROOT), source
-    return None
+                return _planted(mutant, file.relative_to(ROOT), source, copied, limit_s)
+    return replace(mutant, fate="gone")
 
 
-def judged(mutant: Mutant, copied: Path, limit_s: float) -> Mutant:
-    """Plant a mutant in the copy, run the tests there, take it out, and return it with its fate."""
-    if (found := planted(mutant)) is None:
-        return replace(mutant, fate="gone")
-    file, source = found
+def _planted(mutant: Mutant, file: Path, source: str, copied: Path, limit_s: float) -> Mutant:
     mirrored = ROOT / "tests" / file.parent
     while not mirrored.is_dir():
         mirrored = mirrored.parent
     is_top = mutant.room in ("engine", "ppbench")
     tests = sorted(mirrored.glob("test_*.py" if is_top else "**/test_*.py"))
     module = ".".join(file.with_suffix("").parts)
-    own = [test for test in tests if test.stem == f"test_{file.stem}"]
-    near = [test for test in tests if test not in own and module in test.read_text()]
-    groups = [own, near, [test for test in tests if test not in own and test not in near]]
-    names = [[str(test.relative_to(ROOT)) for test in group] for group in groups if group]
-    ends = time.monotonic() + limit_s
+    tests.sort(key=lambda test: (test.stem != f"test_{file.stem}", module not in test.read_text()))
+    names = [mutant.killer] * bool(mutant.killer) + [str(test.relative_to(ROOT)) for test in tests]
     (copied / file).write_text(source)
     try:
-        if mutant.killer and run(copied, [mutant.killer], limit_s)[0] == 1:
-            return mutant
-        for group in names:
-            exit_code, failed = run(copied, group, max(ends - time.monotonic(), 1.0))
-            if exit_code != 0:
-                fate = "open" if exit_code is None else "killed"
-                return replace(mutant, fate=fate, killer=failed)
+        exit_code, killer = run(copied, names, limit_s)
     finally:
         shutil.copy(ROOT / file, copied / file)
-    return replace(mutant, fate="survived", killer="")
+    fate = "open" if exit_code is None else "killed" if exit_code else "survived"
+    return replace(mutant, fate=fate, killer=killer)
 
 
 def run(copied: Path, tests: Sequence[str], limit_s: float) -> tuple[int | None, str]:
     """Run tests in the copy until one fails: the exit code, None at the limit, and which failed."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    variables, both = os.environ | {"PYTHONPATH": str(copied)}, subprocess.STDOUT
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command,
         cwd=copied,
-        env=os.environ | {"PYTHONPATH": str(copied)},
+        env=variables,
         text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=pipe,
+        stderr=both,
         start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return None, ""
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None, ""
     failed = [
-        line.partition(" ")[2].partition(" - ")[0]
-        for line in output.splitlines()
-        if line.startswith(("FAILED ", "ERROR "))
+        line.split()[1] for line in output.splitlines() if line.startswith(("FAILED", "ERROR "))
     ]
-    return process.returncode, (failed or [tests[0]])[0]
+    return process.returncode, (failed or [""])[0]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("file", type=Path, help="where the mutants and their fates are written")
-    parser.add_argument("--again", type=Path, metavar="FILE", help="plant the mutants of this file")
-    parser.add_argument("--per-room", type=int, default=10)
-    parser.add_argument("--rooms", nargs="+", help="folders to plant mutants in; default: all")
-    parser.add_argument("--exclude", nargs="*", default=[], help="words of files to leave out")
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds of tests for a mutant")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    rooms = ["engine", "ppbench", *(str(f.relative_to(ROOT)) for f in ROOT.glob("[ep]*/*/"))]
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("file", type=Path, help="where the mutants and their fates are written")
+    options.add_argument(
+        "--again", type=Path, metavar="FILE", help="plant the mutants of this file"
+    )
+    options.add_argument("--rooms", nargs="+", help="folders to plant mutants in; default: all")
+    options.add_argument("--per-room", type=int, default=10)
+    options.add_argument("--limit", type=float, default=150.0, help="seconds of tests for a mutant")
+    options.add_argument("--seed", type=int, default=1)
+    asked = options.parse_args()
+    rooms = asked.rooms or [
+        "engine",
+        "ppbench",
+        *(str(f.relative_to(ROOT)) for f in ROOT.glob("[ep]*/*/")),
+    ]
+    mutants = [each for room in rooms for each in drawn(room, asked.per_room, asked.seed)]
     if asked.again:
         mutants = [Mutant(**fields) for fields in json.loads(asked.again.read_text())]
-    else:
-        rooms = asked.rooms or sorted(rooms)
-        each = [drawn(room, asked.per_room, asked.exclude, asked.seed) for room in rooms]
-        mutants = [mutant for mutants_of_room in each for mutant in mutants_of_room]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as pool:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for job in map(str, range(asked.jobs)):
-            ignored = shutil.ignore_patterns(".*", "__pycache__", "build")
-            shutil.copytree(ROOT, Path(folder, job), ignore=ignored)
-            copies.put(Path(folder, job))
-
-        def decide(mutant: Mutant) -> Mutant:
-            if asked.again and mutant.fate != "killed":
-                return mutant
-            copied = copies.get()
-            decided = judged(mutant, copied, asked.limit)
-            copies.put(copied)
-            where = f"{decided.file}: {decided.kind}: {decided.text[:80]!r}"
-            print(f"{decided.fate:8} {where} {decided.killer}", flush=True)
-            return decided
-
-        fates = []
-        for decided in pool.map(decide, mutants):
-            fates.append(decided)
-            asked.file.write_text(json.dumps([asdict(mutant) for mutant in fates], indent=1) + "\n")
-        for killer in sorted({mutant.killer for mutant in fates if mutant.fate == "killed"}):
-            if run(Path(folder, "0"), [killer], asked.limit)[0] != 0:
+    fates, began = list[Mutant](), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(folder) / "copy"
+        shutil.copytree(ROOT, copied, ignore=shutil.ignore_patterns(".*", "__pycache__", "build"))
+        for mutant in mutants:
+            is_known = asked.again and mutant.fate != "killed"
+            fates.append(mutant if is_known else judged(mutant, copied, asked.limit))
+            asked.file.write_text(json.dumps([asdict(one) for one in fates], indent=1) + "\n")
+            text = f"{fates[-1].file}: {fates[-1].kind}: {fates[-1].text[:80]!r}"
+            print(f"{time.monotonic() - began:5.0f} s {fates[-1].fate:8} {text}", flush=True)
+        for killer in sorted({one.killer for one in fates if one.fate == "killed"} - {""}):
+            if run(copied, [killer], asked.limit)[0]:  # it has shown nothing
                 print(f"{killer} fails without a mutant too")
-    for room in sorted({mutant.room for mutant in fates}):
-        count = Counter(mutant.fate for mutant in fates if mutant.room == room)
-        of = f"{count['killed']:3} of {count['killed'] + count['survived']:3} killed"
-        print(f"{room:24} {of}; {count['open']} open, {count['gone']} gone")
+    for room in dict.fromkeys(mutant.room for mutant in fates):
+        num = Counter(mutant.fate for mutant in fates if mutant.room == room)
+        of = f"{num['killed']} of {num['killed'] + num['survived']} killed"
+        print(f"{room:24} {of}; {num['open']} open, {num['gone']} gone")
 
 
 if __name__ == "__main__":

@@ -1,122 +1,89 @@
-"""The overhead of measuring: steps with flight record, spans or torch.profiler, over bare ones.
+"""The overhead of measuring: steps that record more and more, in turns on one trainer.
 
-    python -m benchmarks.overhead [--rounds 48]
+    python -m benchmarks.overhead
 
-Two CPU ranks train 8 microbatches of 128 tokens. One trainer steps on one batch, in an order that
-favours no arm: with nothing recorded; with the flight record that every run has; with flight record
-and the spans of every action, as in a sweep; under torch.profiler with its default settings. The
-time of a step is that of the slowest rank.
-
-    sweep file --> cases --job file--> benchmarks.overhead_ranks --journal--> rounds --> ratios
-
-Nothing goes into a store, which holds steps with spans: these rounds measure the cost of spans.
+Two CPU ranks train llama-8m, 1F1B with 8 microbatches of 128 tokens. A turn is three steps in a row
+with nothing recorded, with the flight record that every run has, with the spans of all actions as
+in a sweep, or under torch.profiler with its default settings. Two processes differ by more than
+this, so that all arms share one; each launch has new processes.
 """
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import dataclass, field
-from pathlib import Path
+import argparse
+import gc
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 
-from benchmarks.outcome import Figure, Goal, Ratio, parser, write
-from benchmarks.surroundings import ROOT, read_surroundings
-from ppbench.config.case import Case, Measure
-from ppbench.config.reader import read_sweep
-from ppbench.config.sweep import Sweep
-from ppbench.errors import LaunchError
-from ppbench.run.job import Event, Job, PlannedRun, write_job
-from ppbench.run.launch.local import Supervisor
-from ppbench.run.machine.node_folder import make_node_folder, remove_node_folder
-from ppbench.run.sweep.control import begin_ranks, follow
-from ppbench.run.sweep.plan import check_devices
-from ppbench.store import new_run_id
+import torch.distributed as dist
 
-SWEEP = ROOT / "sweeps" / "1f1b_vs_afab.toml"
-SETTINGS = ["world_size=2", "num_microbatches=8", "seq_len=128"]
+from benchmarks.loop import in_turns, seconds_of, sides, within
+from benchmarks.ranks import on_ranks
+from benchmarks.rows import Row, run
+from engine.model.data import DataSpec
+from engine.model.spec import ModelSpec
+from engine.run.p2p.fabric import Fabric
+from engine.run.recording import Recording
+from engine.trainer import Trainer, TrainerConfig, agree
+from ppbench.run.worker.measure import profiler_for
 
-
-@dataclass
-class Rounds:
-    """The times of a step of a case in each round, on its slowest rank, in nanoseconds."""
-
-    case: Case
-    off_ns: list[int] = field(default_factory=list)  # nothing recorded
-    flight_ns: list[int] = field(default_factory=list)  # the flight record alone
-    on_ns: list[int] = field(default_factory=list)  # with spans as well, as in a sweep
-    profiler_ns: list[int] = field(default_factory=list)  # under torch's profiler, if asked for
+BARE = "bare"
+RECORDINGS: Mapping[str, Recording] = {
+    BARE: Recording.off,
+    "flight record": Recording.flight_only,
+    "spans": Recording.spans,
+    "torch.profiler": Recording.profiler_ranges,
+}
+CONFIG = TrainerConfig(
+    ModelSpec("llama-8m", weights="random"), DataSpec(seq_len=128, num_microbatches=8), "1f1b", 2
+)
+NUM_STEPS, NUM_ROUNDS, FEWEST_LAUNCHES = 3, 12, 3
 
 
-def measure_overhead(sweep: Sweep, num_rounds: int, *, has_profiler: bool = False) -> list[Rounds]:
-    """Run every case of a sweep for this many rounds. Raises LaunchError if a rank dies.
-
-    `has_profiler`: a step of each round runs under torch's profiler. Of the settings of the
-    measurement only `warmup_steps` counts.
-    """
-    check_devices(sweep)
-    cases = [Rounds(case) for case, _ in sweep.cases]
-    items = tuple(
-        PlannedRun(
-            case,
-            Measure(
-                warmup_steps=measure.warmup_steps,
-                steps=num_rounds,
-                profile_steps=int(has_profiler),
-            ),
-            0,
-            "",
-        )
-        for case, measure in sweep.cases
-    )
-    current = cases[0]
-
-    def take(event: Event) -> None:
-        nonlocal current
-        if event["event"] == "case":
-            current = cases[int(event["index"] or 0)]
-        elif event["event"] == "round":
-            current.off_ns.append(int(event["off_ns"] or 0))
-            current.flight_ns.append(int(event["flight_ns"] or 0))
-            current.on_ns.append(int(event["on_ns"] or 0))
-            if has_profiler:
-                current.profiler_ns.append(int(event["profiler_ns"] or 0))
-
-    with tempfile.TemporaryDirectory(prefix="ppbench-overhead-") as name:
-        folder, local = Path(name) / "launch", make_node_folder()
-        job = Job(new_run_id(), name, "", sweep.name, sweep.file, None, items)
-        program = ["benchmarks.overhead_ranks", str(write_job(folder, job))]
-        try:
-            with Supervisor(sweep.supervision.variables()) as supervisor:
-                begin_ranks(supervisor, folder, program, items, 0, local)
-                if not follow(supervisor, folder, take, local):
-                    raise LaunchError("\n".join(supervisor.last_lines()))
-        finally:
-            remove_node_folder(local)
-    return cases
-
-
-def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--rounds", type=int, default=48)
-    settings, surroundings = options.parse_args(), read_surroundings()
-    sweep = read_sweep(SWEEP, SETTINGS, "cpu")
-    cases = measure_overhead(sweep, settings.rounds, has_profiler=True)
-    ratios = [ratio for rounds in cases for ratio in _ratios(rounds)]
-    write("overhead", settings, surroundings, ratios, [_step(rounds) for rounds in cases])
-
-
-def _ratios(rounds: Rounds) -> list[Ratio]:
-    name, bare = f"step of {rounds.case.schedule}", rounds.off_ns
-    return [
-        Ratio.of(f"{name}, with spans over bare", rounds.on_ns, bare, Goal(at_most=1.01)),
-        Ratio.of(f"{name}, with the flight record over bare", rounds.flight_ns, bare),
-        Ratio.of(f"{name}, under torch.profiler over bare", rounds.profiler_ns, bare),
+def spans(asked: argparse.Namespace) -> Iterator[Row]:
+    """Compare each kind of recording with bare steps."""
+    num_rounds = NUM_ROUNDS if asked.seconds else 1
+    launches = [
+        on_ranks(2, "cpu", steps_in_turns, CONFIG, list(RECORDINGS), num_rounds, is_shared=False)[0]
+        for _ in within(asked.seconds, itertools.count(), FEWEST_LAUNCHES)
     ]
+    for name in ("spans", "flight record", "torch.profiler"):
+        yield Row.ratio(
+            f"step with {name} over a bare one", [sides(turns, BARE, name) for turns in launches]
+        )
 
 
-def _step(rounds: Rounds) -> Figure:
-    name = f"bare step of {rounds.case.schedule}"
-    return Figure(name, tuple(ns / 1e6 for ns in rounds.off_ns), "ms")
+def steps_in_turns(
+    fabric: Fabric, config: TrainerConfig, recordings: list[str], num_rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of the steps of a turn with each recording, round by round, on the slowest rank."""
+    trainer, numbers = Trainer(agree(config, fabric), fabric), itertools.count()
+    device = fabric.device.type
 
+    def turn(name: str) -> Callable[[], float]:
+        def steps() -> None:
+            first = next(numbers) * NUM_STEPS
+            trainer.steps(range(first, first + NUM_STEPS), RECORDINGS[name])
+            dist.barrier()
+
+        def timed() -> float:
+            dist.barrier()
+            if name != "torch.profiler":
+                return seconds_of(steps)
+            with profiler_for(device):  # whose start takes long, and is not timed
+                took = seconds_of(steps)
+            gc.collect()  # its garbage, before another arm's turn
+            return took
+
+        return timed
+
+    gc.freeze()
+    turns = in_turns({name: turn(name) for name in recordings}, range(num_rounds))
+    trainer.close()
+    return turns
+
+
+PARTS = {"spans": spans}
 
 if __name__ == "__main__":
-    main()
+    run("overhead", __doc__, PARTS)

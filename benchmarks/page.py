@@ -1,137 +1,139 @@
-"""Makes `benchmarks/README.md` of the results and each benchmark's docstring and notes.
+"""Makes `benchmarks/README.md` of the results, all of one clean commit.
 
-    python -m benchmarks.page
-
-`notes/NAME.md` is written by hand: where a goal is missed or not decided, it says what was tried.
+python -m benchmarks.page
 """
 
 from __future__ import annotations
 
-import ast
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from benchmarks import BENCHMARKS
-from benchmarks.outcome import RESULTS, Figure, Outcome, Ratio, Standing, in_words, verdict
+from benchmarks.claims import CLAIMS, GPU_CHECKS, OTHERS, Claim, Standing
+from benchmarks.rows import RESULTS, ROOT, Result, Row
 
-FOLDER = Path(__file__).parent
-PAGE = FOLDER / "README.md"
+PAGE, GPU_PAGE = (ROOT / "benchmarks" / name for name in ("README.md", "gpu.md"))
+NOT_MEASURED = "not measured at this commit"
 HEAD = """\
 # Benchmarks
 
-This page is made by `python -m benchmarks.page` from `results/*.json`, which hold every
-observation; do not edit it.
+This page is made by `python -m benchmarks.page` from `results/*.json`, which have every figure; do
+not edit it. `make bench` measures all rows in an hour at most, on a quiet machine; a row's command
+measures that row.
 
-    make bench                                   # all, with a progress display; on a quiet machine
-    python -m benchmarks --only simulate store   # some
-    python -m benchmarks.simulate                # one; --help has its settings
-
-Every figure is the ratio of two figures that one run measured in turn: the median of the rounds,
-and in brackets the 95 % interval of that median, by order statistics. Seconds differ from machine
-to machine and from hour to hour, these ratios much less.
-
-A goal is *held* if the whole interval lies on its side, *missed* if the whole interval lies on the
-other, and else *not decided*: more rounds are needed to say. With fewer than six rounds it is
-judged by the interval of their geometric mean (Student's t), and a single round decides nothing.
-A ratio that is counted or computed is *exact* and needs no interval. The amount by which a goal is
-missed is that of the median, as a share of the goal. `--max-rounds N` measures on while a goal is
-not decided: the rounds double up to N, and the 5 % are shared by the times that one looks.
+**How it is measured.** Two things are compared in turns, in the order of rounds of `ppbench sweep`.
+Whatever slows the machine then slows both. Launches start new processes, because a start
+decides something too. The judge of `ppbench compare` says the ratio and its 95 % interval (in
+brackets). A share has its exact interval, a median that of order statistics. What is counted or
+computed, or is the largest of all, has none. A goal is *held* if the whole interval keeps it,
+*missed* if the whole interval lies beyond it, else *not decided*. All rows are from one commit
+without changes; the page refuses others.
 """
 
 
-def main() -> None:
-    PAGE.write_text(page_of(RESULTS), encoding="utf-8")
-    print(f"wrote {PAGE.name}")
+GPU_HEAD = """\
+# On a GPU
+
+This page is made by `make gpu` from `results/gpu.*.json`; do not edit it. Every figure has a
+bound. It is `held` or `missed`; it is `not decided` where the figure is not known well enough.
+"""
 
 
-def page_of(results: Path) -> str:
-    """The page: all benchmarks that have a result, in their order."""
-    files = [results / f"{name}.json" for name in BENCHMARKS]
-    outcomes = [Outcome.from_json(file.read_text("utf-8")) for file in files if file.exists()]
-    return "\n".join([HEAD, *_goals(outcomes), *(_section(outcome) for outcome in outcomes)])
+class MixedResultsError(Exception):
+    """The results are not of one clean commit."""
 
 
-def _goals(outcomes: Sequence[Outcome]) -> list[str]:
-    rows = [
-        f"| [{outcome.name}](#{outcome.name}) {_row(ratio)}"
-        for outcome in outcomes
-        for ratio in outcome.ratios
-        if ratio.goal is not None
+def main() -> int:
+    """Write the page of the benchmarks."""
+    return _write(PAGE, page_of)
+
+
+def write_gpu_page() -> int:
+    """Write the page of the checks on a GPU."""
+    return _write(GPU_PAGE, gpu_page_of)
+
+
+def _write(page: Path, text_of: Callable[[Path], str]) -> int:
+    try:
+        text = text_of(RESULTS)
+    except MixedResultsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    page.write_text(text, encoding="utf-8")
+    print(f"wrote benchmarks/{page.name}")
+    return 0
+
+
+def page_of(folder: Path) -> str:
+    """The page of the results in a folder. Raises MixedResultsError."""
+    results = _read(folder, (*CLAIMS, *OTHERS), "make bench")
+    table = ["| claim | result [95 %] | goal | | machine | date |", "|---|---|---|---|---|---|"]
+    for claim in CLAIMS:
+        words, result = f"{claim.words}: `{claim.command}`", results.get(claim)
+        cells = [words, NOT_MEASURED, str(claim.goal or ""), "", "", ""]
+        if result is not None:
+            here = result.surroundings
+            cells = [words, *_cells(result.rows[0]), here.machine, here.date]
+        table.append(_line(cells))
+    missed = [
+        f"- {claim.name}: {row.name}: {row.amount}, goal {row.goal}"
+        for claim, result in results.items()
+        for row in result.rows
+        if row.standing is Standing.missed
     ]
-    head = [
-        "## Goals",
-        "",
-        "| benchmark | ratio | median [95 %] | goal | |",
-        "|---|---|---|---|---|",
-    ]
-    return [*head, *rows, "", *_counts(outcomes)] if rows else []
+    others = ", ".join(f"`{claim.name}`" for claim in OTHERS)
+    last = f"Also measured, in `results/`: {others}. What only a GPU can prove: `make gpu`, "
+    parts = [HEAD, _surroundings(results), *table, ""]
+    parts += ["## Missed", "", *missed, ""] if missed else []
+    return "\n".join([*parts, f"{last}[its page](gpu.md).", ""])
 
 
-def _counts(outcomes: Iterable[Outcome]) -> list[str]:
-    """How many goals are held, missed and not decided, and which are not decided."""
-    judged = [ratio for outcome in outcomes for ratio in outcome.ratios if ratio.standing]
-    counts = Counter(ratio.standing for ratio in judged)
-    parts = ", ".join(f"{counts[standing]} {standing}" for standing in Standing)
-    return [f"Of {len(judged)} goals: {parts}.", ""]
+def gpu_page_of(folder: Path) -> str:
+    """The page of the results of the checks on a GPU. Raises MixedResultsError."""
+    results = _read(folder, GPU_CHECKS, "make gpu")
+    table = ["| check | figure | value | bound | |", "|---|---|---|---|---|"]
+    for claim in GPU_CHECKS:
+        if claim not in results:
+            table.append(_line([claim.part, claim.words, NOT_MEASURED, "", ""]))
+            continue
+        table += [_line([claim.part, row.name, *_cells(row)]) for row in results[claim].rows]
+    return "\n".join([GPU_HEAD, _surroundings(results), *table, ""])
 
 
-def _section(outcome: Outcome) -> str:
-    title, text = _docstring(outcome.name)
-    table = ["| ratio | median [95 %] | rounds | goal | |", "|---|---|---:|---|---|"]
-    rows = [_row(ratio, rounds=f" {len(ratio.values)} |") for ratio in outcome.ratios]
-    return "\n".join(
-        [
-            f"## {outcome.name}",
-            "",
-            title,
-            "",
-            text,
-            "",
-            *table,
-            *rows,
-            "",
-            *_figures(outcome.figures),
-            *_notes(outcome.name),
-            f"`{outcome.command}`, {outcome.surroundings.in_words()}.",
-            f"[Raw data](results/{outcome.name}.json).",
-            "",
-        ]
-    )
+def _read(folder: Path, claims: Iterable[Claim], command: str) -> dict[Claim, Result]:
+    """The results of these claims that are there, of one clean commit."""
+    results = {}
+    by_state: dict[str, list[str]] = {}
+    for claim in claims:
+        file = folder / f"{claim.name}.json"
+        if file.exists():
+            results[claim] = Result.from_json(file.read_text("utf-8"))
+            here = results[claim].surroundings
+            state = f"{here.commit or 'no commit'}"[:12] + " with changes" * here.is_dirty
+            by_state.setdefault(state, []).append(claim.name)
+    if len(by_state) > 1 or any("changes" in state for state in by_state):
+        found = "; ".join(f"{', '.join(names)}: {state}" for state, names in by_state.items())
+        raise MixedResultsError(
+            f"benchmarks/results: {found}; expected one commit without changes; commit, then run "
+            f"{command}, or delete the files of other commits"
+        )
+    return results
 
 
-def _row(ratio: Ratio, rounds: str = "") -> str:
-    goal = verdict(ratio, " {} | {} |") or " | |"
-    return f"| {ratio.name} | {in_words(ratio)} |{rounds}{goal}"
+def _surroundings(results: Mapping[Claim, Result]) -> str:
+    """The commit and the software of all results; empty without any."""
+    here = [result.surroundings for result in results.values()]
+    every = {(str(one.commit)[:12], one.software) for one in here}
+    return "".join(f"Commit `{commit}`; {software}.\n" for commit, software in sorted(every))
 
 
-def _figures(figures: Iterable[Figure]) -> list[str]:
-    rows = [f"| {figure.name} | {in_words(figure)} | {len(figure.values)} |" for figure in figures]
-    if not rows:
-        return []
-    table = ["| measured | median [95 %] | rounds |", "|---|---|---:|", *rows]
-    return [
-        "<details><summary>The figures behind the ratios</summary>",
-        "",
-        *table,
-        "",
-        "</details>",
-        "",
-    ]
+def _cells(row: Row) -> list[str]:
+    return [row.amount, str(row.goal or ""), str(row.standing or "")]
 
 
-def _notes(name: str) -> list[str]:
-    """The notes written by hand, if there are any."""
-    file = FOLDER / "notes" / f"{name}.md"
-    return [file.read_text("utf-8").strip(), ""] if file.exists() else []
-
-
-def _docstring(name: str) -> tuple[str, str]:
-    """The first line and the rest of a benchmark's docstring, without importing the module."""
-    module = ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))
-    title, _, text = (ast.get_docstring(module) or "").partition("\n")
-    return title, text.strip("\n")
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

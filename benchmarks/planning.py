@@ -1,207 +1,186 @@
-"""The first choice of a plan over every configuration of a grid, really trained on two CPU ranks.
+"""The solver's programs over their lower bounds, and over the best registered schedule.
 
-    python -m benchmarks.planning [--models llama-8m llama-160m] [--part 1]
+    python -m benchmarks.planning [solver] [memory_limits]
 
-The costs of a model's layers are measured first, and a plan is made from them: which schedule,
-microbatch size and layers of each stage. Then every schedule of the registry with every microbatch
-size and its layers spread evenly, and what else the plan proposes, train on the same ranks, step by
-step in turns. All of them at once would need too much memory, so that they come in groups, and the
-first choice is in each. The best few of all train again, for longer: the regret is the step of the
-first choice over that of the best of those, in which luck in the first turns has no part.
+`solver` draws problems at random: up to 16 ranks with up to 4 stages each, in a loop or a V, up to
+64 microbatches, F : I : W from 1 : 0.5 : 0.3 to 1 : 1.5 : 1.2, stages that differ by up to 40 % and
+one of them up to twice as heavy, transfers of up to half a forward, and memory for p/3 to 2p
+microbatches. Every program is proved legal, within memory, and as long as the solver says.
 
-The solver's program (auto) is compared with the best registered schedule in the same way. What a
-split backward gains over 1f1b is compared with what the simulation says, from the same costs and
-for the same microbatches and layers.
+`memory_limits` solves nine published settings of one stage per rank (16, 24 and 32 ranks, 3 to 8
+microbatches for each), in microseconds: F takes 2f, the input half of the backward 2b, the weight
+half 2w, a message c. A microbatch holds 34h + 5 x 1024 a from its F on, 32h of which to the end of
+its weight half. Ranks do not meet between steps. The bubble is 1 - computing time / period.
 """
 
 from __future__ import annotations
 
-import statistics
-import tempfile
+import argparse
+import math
+import random
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
+from itertools import count
+from typing import NamedTuple
 
-from benchmarks.outcome import Figure, Goal, Ratio, parser, write
-from benchmarks.pipelines import WORLD_SIZE, Arm, Regime, measure
-from benchmarks.surroundings import read_surroundings
-from benchmarks.turns import Turns
-from engine.model.partition import partition_layers
-from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES, build_program
-from ppbench.files import write_file
-from ppbench.planning.cost_set import Setting
-from ppbench.planning.handover import program_text
-from ppbench.planning.plan import AUTO, Plan, Proposal
-from ppbench.planning.stages import steps_ns, transfers_of
-from ppbench.recommendation.question import plan
-
-NUM_FINALISTS = 4
-BASE = ("1f1b", "zb_h1", "zb_h2")
-"""Schedules of one placement; the backward of all but the first is split."""
+from benchmarks.claims import Goal
+from benchmarks.loop import within
+from benchmarks.rows import Row, parser, run
+from engine.plan.check import check
+from engine.plan.period import period_ns
+from engine.plan.predict import Durations
+from engine.plan.program import Program, loop_placement, v_placement
+from engine.plan.rules import peak_activations
+from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
+from engine.plan.walk import TransferModel
+from ppbench.judge.evidence import Rounds
+from ppbench.planning.solver.problem import Problem, counted
+from ppbench.planning.solver.solver import solve
 
 
-@dataclass(frozen=True)
-class World:
-    """A model with its batch, how many trainers have room at once, and how long they train."""
-
-    model: str
-    seq_len: int
-    batch: int  # sequences of a step
-    microbatch_sizes: tuple[int, ...]
-    group: int
-    num_rounds: int
-    num_finals: int
-
-    @property
-    def regime(self) -> Regime:
-        return Regime(self.model, self.model, self.seq_len, self.batch, num_warmup=2)
-
-
-WORLDS = {
-    "llama-8m": World("llama-8m", 128, 8, (1, 2), group=10, num_rounds=8, num_finals=40),
-    "llama-160m": World("llama-160m", 64, 8, (1, 2), group=5, num_rounds=2, num_finals=10),
-}
+def drawn_problem(
+    seed: int, most_ranks: int = 16, most_stages: int = 4, most_microbatches: int = 64
+) -> Problem:
+    """A problem with one stage up to twice as heavy, its memory counted in activations."""
+    random_ = random.Random(seed)
+    p, v = random_.randint(1, most_ranks), random_.randint(1, most_stages)
+    placement = random_.choice([loop_placement, v_placement])(p, v)
+    base, scatter = 100_000, random_.choice([0, 0.05, 0.2, 0.4])
+    forward = [base * (1 + random_.uniform(0, scatter)) for _ in placement.ranks]
+    forward[random_.randrange(len(forward))] *= random_.uniform(1, 2)
+    shares = 1, random_.uniform(0.5, 1.5), random_.uniform(0.3, 1.2)
+    durations = Durations(*(tuple(round(f * share) for f in forward) for share in shares))
+    limit = max(v, round(random_.uniform(p / 3, 2 * p) * v))
+    transfers = TransferModel(round(random_.uniform(0, base / 2)), overlaps=seed % 5 > 0)
+    m = random_.randint(1, most_microbatches)
+    problem = counted(placement, m, durations, limit, transfers)
+    return replace(problem, meets=seed // 5 % 2 == 0)
 
 
-def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--models", nargs="+", choices=WORLDS, default=list(WORLDS))
-    options.add_argument("--part", type=float, default=1, help="share of the usual rounds")
-    settings, surroundings = options.parse_args(), read_surroundings()
-    ratios: list[Ratio] = []
-    figures: list[Figure] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in settings.models:
-            trial = Trial(WORLDS[name], Path(folder))
-            trial.run(settings.part)
-            ratios += trial.ratios()
-            figures += trial.figures()
-    write("planning", settings, surroundings, ratios, figures)
+def steps_of_schedules(problem: Problem) -> Iterator[int]:
+    """Steps in nanoseconds of the schedules with this placement that keep within the memory."""
+    p, stages = problem.placement.world_size, problem.placement.num_stages
+    for name, schedule in SCHEDULES.items():
+        if schedule.place(p, stages // p) == problem.placement:
+            try:
+                program = build_program(name, p, problem.num_microbatches, stages // p)
+            except ShapeError:
+                continue
+            if max(peak_activations(program)) <= problem.limits[0]:
+                yield step_of(problem, program)
 
 
-class Trial:
-    """A plan, and the turns of what it is compared with."""
+def step_of(problem: Problem, program: Program) -> int:
+    """The period of a program in nanoseconds, rounded up."""
+    times = problem.durations, problem.transfers, problem.optimizers
+    return math.ceil(period_ns(program, *times, meets=problem.meets))
 
-    def __init__(self, world: World, folder: Path) -> None:
-        """Measure the costs of the model's layers, and plan."""
-        self.world = world
-        self.plan = _planned(world, folder)
-        self.first = _arm_of(self.plan.first, folder)
-        baseline = [self.plan.baseline] if self.plan.baseline is not None else []
-        proposed = [_arm_of(one, folder) for one in [*self.plan.proposals, *baseline]]
-        evenly = [self._even(name, size) for name in SCHEDULES for size in world.microbatch_sizes]
-        self.others = [arm for arm in dict.fromkeys([*evenly, *proposed]) if arm != self.first]
-        self.relative: dict[Arm, float] = {}
-        self.finalists: list[Arm] = []
-        self.finals = self.split = Turns({})
 
-    def run(self, part: float) -> None:
-        """Train all in turns, then the best few for longer; print a line for each."""
-        num_rounds = max(1, round(part * self.world.num_rounds))
-        num_finals = max(1, round(part * self.world.num_finals))
-        print(f"  {self.world.model}: {self.plan.sentences[0]}", flush=True)
-        size = self.world.group - 1
-        for start in range(0, len(self.others), size):
-            group = self.others[start : start + size]
-            turns = measure(self.world.regime, [self.first, *group], num_rounds)
-            for arm in group:
-                ratio = turns.ratio("", str(arm), str(self.first))
-                self.relative[arm] = ratio.median
-                print(f"    {arm}: {ratio.median:.3f} of the first choice's step", flush=True)
-        ranked = [self.first, *sorted(self.others, key=self.relative.__getitem__)]
-        chosen = ranked[: 1 + NUM_FINALISTS]
-        for is_auto in (True, False):
-            chosen += [arm for arm in ranked if _is_auto(arm) is is_auto][:1]
-        self.finalists = list(dict.fromkeys(chosen))
-        self.finals = measure(self.world.regime, self.finalists, num_finals)
-        self.split = measure(self.world.regime, [self._split(name) for name in BASE], num_finals)
+def solver(asked: argparse.Namespace) -> Iterator[Row]:
+    """Solve drawn problems; each is a launch of one round, bound and schedule its bases."""
+    over_bound, over_best = dict[bool, list[Rounds]](), list[Rounds]()
+    num_far = num_better = num_proved = 0
+    for seed in within(asked.seconds, count(), fewest=10):
+        problem = drawn_problem(seed)
+        solution = solve(problem, asked.effort)
+        check(solution.program, max_held=problem.limits[0])
+        step_ns = step_of(problem, solution.program)
+        assert step_ns == solution.step_ns >= solution.bound_ns
+        is_tight = problem.limits[0] < problem.placement.num_stages  # memory below p
+        own = over_bound.setdefault(is_tight, [])
+        own.append(Rounds((solution.bound_ns,), (step_ns,)))
+        num_proved += step_ns == solution.bound_ns
+        best_ns = min(steps_of_schedules(problem), default=None)
+        if best_ns is not None:
+            over_best.append(Rounds((best_ns,), (step_ns,)))
+            if best_ns > 1.02 * solution.bound_ns:
+                num_far += 1
+                num_better += step_ns < best_ns
+    every = [one for own in over_bound.values() for one in own]
+    yield Row.ratio("step over the bound", every, note=f"{len(every)} problems")
+    for is_tight, own in over_bound.items():
+        name = "memory below p" if is_tight else "memory of p or more"
+        yield Row.ratio(f"step over the bound, {name}", own)
+    yield Row.share("proved to be as short as can be", num_proved, len(every))
+    worst = max(one.head[0] / one.base[0] for one in over_best)
+    yield Row.exact("step over the best schedule's, at most", worst, Goal(at_most=1))
+    if num_far:
+        name = "shorter where the best schedule lies 2 % above the bound"
+        yield Row.share(name, num_better, num_far)
 
-    def ratios(self) -> Iterator[Ratio]:
-        """The regret, `auto` over the best schedule, and what split backwards gain."""
-        model, steps = self.world.model, self.finals
-        rivals = [name for name in steps.values if name != str(self.first)]
-        over = [steps.ratio(name, str(self.first), name) for name in rivals]
-        worst = max(over, key=lambda ratio: ratio.median)
-        count = len(self.others) + 1
-        name = f"{model}: first choice over the best other of {count} ({worst.name})"
-        yield Ratio(name, worst.values, goal=Goal(at_most=1.02))
-        ranked = sorted(self.finalists, key=lambda arm: statistics.median(steps.values[str(arm)]))
-        autos = [arm for arm in ranked if _is_auto(arm)]
-        best = next(arm for arm in ranked if not _is_auto(arm))
-        for auto in autos[:1]:
-            name = f"{model}: auto over the best schedule ({best})"
-            yield steps.ratio(name, str(auto), str(best), Goal(at_most=1))
-        whole, *split = map(self._split, BASE)
-        for arm in split:
-            said = self._simulated_ns(whole) / self._simulated_ns(arm)
-            gained = self.split.ratio("", str(whole), str(arm)).values
-            name = f"{model}: gain of {arm.schedule} over {whole.schedule}, over the simulated one"
-            values = tuple(gain / said for gain in gained)
-            yield Ratio(name, values, goal=Goal(at_least=0.97, at_most=1.03))
 
-    def figures(self) -> Iterator[Figure]:
-        """Every configuration's step over the first choice's, as it was in the first turns."""
-        for arm, ratio in sorted(self.relative.items(), key=lambda item: item[1]):
-            yield Figure(f"{self.world.model}: {arm} over the first choice", (ratio,))
-        yield from self.finals.figures()
-        yield from self.split.figures()
+class Setting(NamedTuple):
+    """Costs of a microbatch on a rank, in microseconds and units of memory."""
 
-    def _split(self, schedule: str) -> Arm:
-        """A schedule with the largest microbatches, so that it has most to split."""
-        return self._even(schedule, self.world.microbatch_sizes[-1])
+    ranks: int
+    num_microbatches: int
+    f: int
+    b: int
+    w: int
+    c: int
+    h: int
+    a: int
 
-    def _even(self, schedule: str, microbatch_size: int) -> Arm:
-        """A schedule with layers spread evenly."""
-        program = build_program(schedule, WORLD_SIZE, self.world.batch // microbatch_size)
-        layers = partition_layers("uniform", self._num_layers, program.num_stages)
-        return Arm("engine", schedule, microbatch_size, tuple(map(len, layers)))
+    def problem(self, limit: float) -> Problem:
+        """The problem with memory for `limit` times as many microbatches as ranks."""
+        p, held, kept = self.ranks, 34 * self.h + 5 * 1024 * self.a, 32 * self.h
+        times = ((2000 * us,) * p for us in (self.f, self.b, self.w))
+        limits, holds = (round(limit * p * held),) * p, ((held,) * p, (kept,) * p)
+        transfers = TransferModel(1000 * self.c)
+        placement, m = loop_placement(p), self.num_microbatches
+        return Problem(placement, m, Durations(*times), limits, *holds, transfers, meets=False)
 
     @property
-    def _num_layers(self) -> int:
-        return sum(self.plan.first.configuration.layers)
-
-    def _simulated_ns(self, arm: Arm) -> int:
-        """The step of an even spread as the plan's costs have it, the optimizer included."""
-        program = build_program(arm.schedule, WORLD_SIZE, self.world.batch // arm.microbatch_size)
-        costs = self.plan.costs.by_setting[Setting(arm.microbatch_size, recompute=False)]
-        partition = partition_layers(arm.layers, self._num_layers, program.num_stages)
-        stages = costs.of_stages(partition)
-        transfers = transfers_of(self.plan.costs.link, stages)
-        return steps_ns([(program, stages)], transfers, meets=self.plan.request.meets)[0]
+    def zb_h1_bubble(self) -> float:
+        """The bubble of ZB-H1 over its period, by its closed form."""
+        idle_us = (self.ranks - 1) * 2 * (self.f + self.b - self.w + self.c)
+        return idle_us / (idle_us + self.num_microbatches * 2 * (self.f + self.b + self.w))
 
 
-def _is_auto(arm: Arm) -> bool:
-    """Whether an arm runs a program of the solver."""
-    return arm.schedule.startswith(CSV_PREFIX)
+SETTINGS = (
+    Setting(16, 48, 14407, 14380, 9676, 1610, 4096, 32),
+    Setting(24, 72, 6763, 6969, 5251, 755, 5120, 40),
+    Setting(32, 96, 9458, 9748, 7288, 879, 6144, 48),
+    Setting(16, 64, 14412, 14393, 9688, 1621, 4096, 32),
+    Setting(24, 96, 6783, 6984, 5259, 758, 5120, 40),
+    Setting(32, 128, 9469, 9744, 7306, 892, 6144, 48),
+    Setting(16, 128, 14316, 14306, 9639, 1619, 4096, 32),
+    Setting(24, 192, 6785, 6990, 5260, 770, 5120, 40),
+    Setting(32, 256, 9447, 9644, 7193, 887, 6144, 48),
+)
+LIMITS = (2.25, 1.75, 1.0, 3.0, 1.375)
 
 
-def _planned(world: World, folder: Path) -> Plan:
-    """The plan for a world, with costs that are measured now."""
-    lines = [
-        f'name = "{world.model}"',
-        f"seq_len = {world.seq_len}",
-        f'model.preset = "{world.model}"',
-        "[plan]",
-        f"ranks = {WORLD_SIZE}",
-        f"global_batch = {world.batch}",
-        f"microbatch_sizes = {list(world.microbatch_sizes)}",
-        'recompute = "none"',
-    ]
-    file = folder / f"{world.model}.toml"
-    write_file(file, ["\n".join(lines) + "\n"])
-    return plan(file, results=folder / "results")
+def memory_limits(asked: argparse.Namespace) -> Iterator[Row]:
+    """Solve each setting under each limit, the limits with a goal first."""
+    bubbles, over_bound = dict[float, list[float]](), list[float]()
+    over_zb_h1: list[float] = []
+    points = [(setting, limit) for limit in LIMITS for setting in SETTINGS]
+    for setting, limit in within(asked.seconds, points):
+        problem = setting.problem(limit)
+        solution = solve(problem, asked.effort)
+        check(solution.program)
+        period = period_ns(solution.program, problem.durations, problem.transfers)
+        assert solution.bound_ns <= period <= solution.step_ns
+        durations = problem.durations
+        each_ns = durations.forward_ns[0] + durations.whole_ns[0]
+        busy_ns = setting.num_microbatches * each_ns
+        bubbles.setdefault(limit, []).append(float(1 - busy_ns / period))
+        over_bound.append(float(period / solution.bound_ns))
+        if limit == 1:
+            over_zb_h1.append(bubbles[limit][-1] / setting.zb_h1_bubble)
+    for limit, own in bubbles.items():
+        goal = Goal(at_most=0.04) if limit == 1.75 else None
+        note = f"of {len(own)} settings"
+        yield Row.exact(f"bubble with memory for {limit} p, at most", max(own), goal, note=note)
+    yield Row.exact("period over the bound, at most", max(over_bound))
+    if over_zb_h1:
+        yield Row.exact("bubble with memory for p over ZB-H1's, at most", max(over_zb_h1))
 
 
-def _arm_of(proposal: Proposal, folder: Path) -> Arm:
-    """What trains a proposal; a program of the solver is written to a file."""
-    one, schedule = proposal.configuration, proposal.configuration.schedule
-    if schedule == AUTO:
-        layers = "-".join(map(str, one.layers))
-        file = folder / f"auto-{one.num_microbatches}-{layers}.csv"
-        write_file(file, [program_text(proposal.program)])
-        schedule = f"{CSV_PREFIX}{file}"
-    return Arm("engine", schedule, one.microbatch_size, one.layers)
-
+PARTS = {"solver": solver, "memory_limits": memory_limits}
 
 if __name__ == "__main__":
-    main()
+    options = parser(__doc__, PARTS)
+    options.add_argument("--effort", type=float, default=0.05, help="how long the solver searches")
+    run("planning", __doc__, PARTS, options)

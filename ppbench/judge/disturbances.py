@@ -20,7 +20,8 @@ Launches that differ between two levels, by an address or a frequency that is dr
 if they were disturbed. A difference is then shown only where chance could hardly have shared the
 two levels out in this way: `are_two_levels` says where it could.
 
-The constants were chosen by simulation; `benchmarks/judging.py` has the rates that they lead to.
+The constants were chosen by simulation. `python -m benchmarks.verdicts false_claims` has the rates
+that they lead to.
 """
 
 from __future__ import annotations

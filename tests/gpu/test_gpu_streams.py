@@ -3,19 +3,17 @@
 import pytest
 import torch
 
-from benchmarks.gpu.__main__ import module_of
-from benchmarks.gpu.findings import Verdict
+from benchmarks.claims import Standing
+from benchmarks.gpu import clock, product
+from benchmarks.gpu.device import Check
 from engine.run import device as devices
 from engine.run.p2p.nccl import MOST_CTAS, NCCL, options_of
 from engine.run.streams import MOST_EDGES, Streams, TooManyEdgesError
 
 
-@pytest.mark.parametrize("name", ["identity", "streams", "ahead"])
-def test_a_check_misses_no_bound(gpu: torch.device, name: str) -> None:
-    module = module_of(name)
-    findings = module.judge(module.measure(gpu))
-    missed = [finding for finding in findings if finding.verdict is Verdict.MISSED]
-    assert not missed
+@pytest.mark.parametrize("check", [product.identity, clock.streams, clock.ahead])
+def test_a_check_misses_no_bound(gpu: torch.device, check: Check) -> None:
+    assert not [row for row in check(gpu) if row.standing is Standing.missed]
 
 
 def test_each_edge_of_a_rank_has_another_stream_and_no_more_are_lent(gpu: torch.device) -> None:

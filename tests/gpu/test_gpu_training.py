@@ -6,13 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.exactness import TOLERANCE, Trained, difference, settings_of, train, train_all
-from benchmarks.gpu.memory import measure as measure_memory
-from benchmarks.gpu.memory import off_line
-from benchmarks.gpu.messages import count_streams
-from benchmarks.gpu.ranks import RankError, on_ranks
-from benchmarks.gpu.synchronisation import forbidden
-from benchmarks.gpu.training import trainer_on
+from benchmarks.gpu.clock import forbidden
+from benchmarks.gpu.device import trainer_on
+from benchmarks.gpu.training import (
+    TOLERANCE,
+    Trained,
+    count_streams,
+    difference,
+    off_line,
+    peaks,
+    settings_of,
+    train,
+    train_all,
+)
+from benchmarks.ranks import RankError, on_ranks
 from engine.plan.action import Op
 from engine.run.clock import clock_for
 from engine.run.p2p.fabric import Fabric
@@ -101,12 +108,12 @@ def test_no_step_waits_for_its_device_while_it_is_issued(device: torch.device) -
 
 @ALSO_THOROUGH
 def test_peak_memory_is_linear_for_afab_and_flat_for_1f1b(device: torch.device) -> None:
-    measured = measure_memory(device)
-    assert off_line(measured.afab) < 0.1
-    flat = [peak.peak_bytes for peak in measured.one_f_one_b]
+    afab, one_f_one_b = peaks("afab", device), peaks("1f1b", device)
+    assert off_line(afab) < 0.1
+    flat = [peak.peak_bytes for peak in one_f_one_b]
     assert max(flat) < 1.05 * min(flat)
-    assert flat[-1] < measured.afab[-1].peak_bytes
-    for peak in (*measured.afab, *measured.one_f_one_b):
+    assert flat[-1] < afab[-1].peak_bytes
+    for peak in (*afab, *one_f_one_b):
         assert peak.predicted_bytes is not None
         assert abs(peak.predicted_bytes / peak.peak_bytes - 1) <= 0.1
 

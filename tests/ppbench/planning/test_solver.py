@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from exact import least_step
 
-from benchmarks.solver import drawn_problem, steps_of_schedules
+from benchmarks.planning import drawn_problem, steps_of_schedules
 from engine import arrays
 from engine.plan.action import Op
 from engine.plan.check import check

@@ -9,15 +9,16 @@ from command import python
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-SCRIPT = Path(__file__).parents[4] / "benchmarks" / "faults.py"
+ROOT = Path(__file__).parents[4]
 PATIENCE_S = 900
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes under /proc")
 def test_random_kills_lose_repeat_and_leave_nothing(tmp_path, is_thorough):
     num = 12 if is_thorough else 3
-    words = (str(SCRIPT), "--kills", str(num), "--cases", "4", "--keep", str(tmp_path))
-    done = python(*words, folder=SCRIPT.parents[1], patience_s=PATIENCE_S)
+    words = ("-m", "benchmarks.faults", "--kills", str(num), "--cases", "4")
+    kept = ("--keep", str(tmp_path), "--results", str(tmp_path / "rows"))
+    done = python(*words, *kept, folder=ROOT, patience_s=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"^{num} kills in \d+ s$", done.stdout, re.MULTILINE)
     assert "held: one ok run per case" in done.stdout

@@ -1,0 +1,375 @@
+"""Whether what ppbench says is so: causes of idle time, memory, predicted steps, stragglers.
+
+    python -m benchmarks.accuracy [attribution] [replicas] [memory] [prediction] [stragglers]
+
+`attribution`: emulated 1F1B on 4 ranks has one cause of idle time at a time: a slow stage, a slow
+link, jitter. `ppbench explain` must name it. Its true size comes from a walk over the settings.
+`replicas`: of four replicas of four emulated ranks one computes 1.2 times as long, a gather takes
+10 ms and a reduction 20 ms on each stage; what these add to the planned step is the truth.
+`memory`: two replicas of llama-8m train under every policy; the peak is compared with the predicted
+one, and what a rank keeps with the arithmetic of ZeRO. `prediction`: emulated ranks with drawn
+costs run every schedule; their steps are compared with the predicted ones. `stragglers`: made-up
+jobs of 64 replicas of 8 stages have one slow part each (`benchmarks.made_up_jobs`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.loop import explained, ppbench, seconds_of, swept, within
+from benchmarks.made_up_jobs import KINDS, Shape, make, named
+from benchmarks.made_up_stores import rows_of_runs
+from benchmarks.rows import Row, run
+from engine.plan.action import COMPUTE_OPS, SEND_OPS
+from engine.plan.collectives import (
+    CollectivePolicy,
+    DataParallel,
+    NoCollectives,
+    TorchWindow,
+    Zero1,
+    Zero2,
+    Zero3,
+)
+from engine.plan.lower import lower
+from engine.plan.messages import edge_of
+from engine.plan.predict import Durations, timed
+from engine.plan.program import to_json
+from engine.plan.schedules.registry import SCHEDULES, build_program
+from engine.plan.sharded_bytes import TrainingBytes, kept_bytes
+from engine.run.emulation import Emulation
+from ppbench.analysis.job_times import times_of
+from ppbench.analysis.stragglers import stragglers_of
+from ppbench.config.case import Case, Measure
+from ppbench.config.programs import lowered_of, planned_step_ns
+from ppbench.results import load
+from ppbench.store import Store
+
+MS = 1_000_000
+EMULATED = """\
+name = "accuracy"
+device = "emulated"
+world_size = {ranks}
+num_microbatches = 8
+model.preset = "llama-tiny"
+data.source = "synthetic"
+measure = {{warmup_steps = 1, max_warmup_steps = 1, steps = {steps}}}
+"""
+
+# Attribution
+
+LOWERED = lower(build_program("1f1b", 4, 8))
+ACTIONS = [action for row in LOWERED.actions for action in row]
+EVEN, SLOW, SPREAD = (20.0,) * 4, (20.0, 30.0, 20.0, 20.0), (22.5,) * 4
+Explanation = Mapping[str, Any]
+"""The JSON of `ppbench explain`."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The settings, the words that `explain` must use, and what it must find (ns)."""
+
+    emulated: Mapping[str, object]
+    words: str
+    found_ns: Callable[[Explanation], float]
+    true_ns: Callable[[Sequence[int]], float]  # takes the measured steps
+
+
+def idle_ns(
+    thirds_ms: Sequence[float],
+    link_ms: Mapping[int, float] | None = None,
+    jitter: float = 0,
+    steps: Sequence[int] = (0,),
+) -> float:
+    """Idle time of all ranks together, mean over steps, by a walk over the settings."""
+    thirds = tuple(round(ms * MS) for ms in thirds_ms)
+    plan = Emulation(Durations(thirds, thirds, thirds), jitter)
+    slow_links = link_ms or {}
+    moving = {
+        action: round(slow_links.get(min(edge_of(action)), 0) * MS)
+        for action in ACTIONS
+        if action.op in SEND_OPS
+    }
+
+    def of_step(step: int) -> int:
+        took = [
+            plan.duration_ns(a, step) if a.op in COMPUTE_OPS else moving.get(a, 0) for a in ACTIONS
+        ]
+        return sum(map(sum, timed(LOWERED, [took]).idle_ns))
+
+    return statistics.mean(map(of_step, steps))
+
+
+def causes() -> Iterator[tuple[str, Cause]]:
+    """Yield each cause with its name."""
+    usual = idle_ns(EVEN)
+
+    def thirds(ms: object) -> dict[str, object]:
+        return {"F_ms": ms, "I_ms": ms, "W_ms": ms}
+
+    def saved(question: str) -> Callable[[Explanation], float]:
+        def saved_ns(explanation: Explanation) -> float:
+            answers = {one["question"]: one["idle_ns"] for one in explanation["what_if"]}
+            idle: float = explanation["modelled"]["idle_ns"]
+            return idle - float(answers.get(question, idle))
+
+        return saved_ns
+
+    def part(name: str) -> Callable[[Explanation], float]:
+        return lambda found: float(found["all_steps"][f"{name}_ns"]) / float(found["num_steps"])
+
+    def link(ms: float) -> Cause:
+        return Cause(
+            {**thirds(20.0), "link_ms": [0, ms, 0]},
+            "exposed transfer: messages between stages 1 and 2",
+            saved("link 1-2 like the others"),
+            lambda _: idle_ns(EVEN, {1: ms}) - usual,
+        )
+
+    def jitter(share: float) -> Cause:
+        return Cause(
+            {**thirds(20.0), "jitter": share},
+            "jitter: an action's time varies",
+            part("jitter"),
+            lambda steps: idle_ns(EVEN, jitter=share, steps=steps) - usual,
+        )
+
+    stage = "stage imbalance: stage 1 takes 1.5"
+    like_others = saved("stage 1 like the others")
+    yield (
+        "slow stage",
+        Cause(thirds(list(SLOW)), stage, like_others, lambda _: idle_ns(SLOW) - usual),
+    )
+    yield "link of 20 ms", link(20.0)
+    yield "jitter of 20 %", jitter(0.2)
+    yield (
+        "slow stage, by the part",
+        Cause(
+            thirds(list(SLOW)), stage, part("imbalance"), lambda _: idle_ns(SLOW) - idle_ns(SPREAD)
+        ),
+    )
+    yield "link of 5 ms", link(5.0)
+    yield "jitter of 10 %", jitter(0.1)
+
+
+def attribution(asked: argparse.Namespace) -> Iterator[Row]:
+    """Inject each cause, and compare what is found with the truth."""
+    steps = 30 if asked.seconds else 5
+    ratios, num_named, left_over = dict[str, float](), 0, list[float]()
+    for name, cause in within(asked.seconds, causes()):
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in cause.emulated.items())
+        text = EMULATED.format(ranks=4, steps=steps) + 'schedule = "1f1b"\n[emulated]\n' + lines
+        with tempfile.TemporaryDirectory() as folder:
+            runs = swept(Path(folder), text)
+            explanation = explained(Path(folder))
+        num_named += any(cause.words in sentence for sentence in explanation["sentences"])
+        true_ns = cause.true_ns([row["step"] for row in explanation["by_step"]])
+        ratios[name] = cause.found_ns(explanation) / true_ns
+        parts = [column for column in PARTS_OF_IDLE if pd.notna(runs.iloc[0][column])]
+        left_over.append(abs(runs.iloc[0][parts].sum() - runs.iloc[0]["bubble_mean"]))
+    worst = max(abs(ratio - 1) for ratio in ratios.values())
+    yield Row.exact("found off the truth by, at most", worst, note=f"of {len(ratios)} causes")
+    yield Row.share("causes that are named", num_named, len(ratios))
+    yield Row.exact("parts of idle time off its sum by, at most, points", 100 * max(left_over))
+    for name, ratio in ratios.items():
+        yield Row.exact(f"{name}: found over true idle time", ratio)
+
+
+PARTS_OF_IDLE = [
+    f"bubble_{part}"
+    for part in (
+        *("structure", "imbalance", "transfer", "collective", "skew", "jitter", "launch_gap"),
+        "between",
+    )
+]
+
+# Replicas
+
+FACTORS = (1.0, 1.0, 1.2, 1.0)
+REPLICAS = f"""\
+replicas = 4
+[emulated]
+F_ms = 20
+I_ms = 20
+W_ms = 20
+gather_ms = 10
+reduce_ms = 20
+replica_factors = {list(FACTORS)}
+[grid]
+schedule = {{schedules}}
+sharding.policy = ["ddp", "zero3"]
+"""
+
+
+def replicas(asked: argparse.Namespace) -> Iterator[Row]:
+    """Run emulated replicas, and compare step and causes with the plan."""
+    schedules = '["1f1b", "interleaved_1f1b", "zbv"]' if asked.seconds else '["1f1b"]'
+    text = EMULATED.format(ranks=4, steps=10 if asked.seconds else 3)
+    off_step, off_causes = list[float](), list[float]()
+    for _ in within(asked.seconds, range(3)):
+        with tempfile.TemporaryDirectory() as folder:
+            runs = swept(Path(folder), text + REPLICAS.format(schedules=schedules))
+        for run_ in runs.to_dict("records"):
+            off_step.append(abs(run_["step_ns"] / run_["planned_step_ns"] - 1))
+            for part, true_ns in zip(("collective", "skew"), _added_ns(run_), strict=True):
+                found_ns = run_[f"bubble_{part}"] * run_["step_ns"]
+                off_causes.append(abs(found_ns / true_ns - 1))
+    note = f"of {len(off_step)} runs"
+    yield Row.exact("causes found off the truth by, at most", max(off_causes), note=note)
+    yield Row.exact("step off the planned one by, at most", max(off_step), note=note)
+
+
+def _added_ns(row: Mapping[Any, Any]) -> tuple[float, float]:
+    """What collectives, and then the slow replica, add to the planned step."""
+    own = Case(
+        device="emulated",
+        schedule=row["schedule"],
+        stages_per_rank=int(row["stages_per_rank"]),
+        sharding_policy=row["sharding_policy"],
+        replicas=4,
+        world_size=4,
+        num_microbatches=8,
+        emulated_F_ms=(20.0,),
+        emulated_I_ms=(20.0,),
+        emulated_W_ms=(20.0,),
+        emulated_gather_ms=(10.0,),
+        emulated_reduce_ms=(20.0,),
+        emulated_replica_factors=FACTORS,
+    )
+    alike = replace(own, emulated_replica_factors=(statistics.mean(FACTORS),) * 4)
+    free = replace(alike, emulated_gather_ms=(), emulated_reduce_ms=())
+    steps = [planned_step_ns(case, lowered_of(case)) for case in (free, alike, own)]
+    return steps[1] - steps[0], steps[2] - steps[1]
+
+
+# Memory
+
+POLICIES: Mapping[str, CollectivePolicy] = {
+    "none": NoCollectives(),
+    "ddp": DataParallel(),
+    "zero1": Zero1(),
+    "zero2": Zero2(every_backward=False),
+    "zero3": Zero3(),
+    "torch": TorchWindow(),
+}
+TRAINED = """\
+name = "memory"
+device = "cpu"
+replicas = 2
+schedule = "1f1b"
+seq_len = 128
+num_microbatches = 4
+model.preset = "llama-8m"
+data.source = "synthetic"
+measure = {{warmup_steps = 1, max_warmup_steps = 1, steps = 1}}
+[grid]
+world_size = {sizes}
+sharding.policy = {policies}
+[[override]]
+where.sharding.policy = "zero2"
+set.sharding.every_backward = false
+"""
+
+
+def memory(asked: argparse.Namespace) -> Iterator[Row]:
+    """Train under each policy, and compare what a rank holds with prediction and arithmetic."""
+    sizes, policies = ([1, 2], list(POLICIES)) if asked.seconds else ([1], ["zero2"])
+    with tempfile.TemporaryDirectory() as folder:
+        text = TRAINED.format(sizes=sizes, policies=json.dumps(policies))
+        runs = swept(Path(folder), text)
+        results = load(Path(folder) / "results")
+        ranks, levels = results.ranks, results.memory
+    keys = ["run_id", "replica", "rank"]
+    kept = levels.sort_values("time_ns").groupby(keys)["num_bytes"].last().rename("kept")
+    ranks = ranks.join(kept, on=keys).merge(runs[["run_id", "sharding_policy"]])
+    off_peak = (ranks["predicted_peak_memory_bytes"] / ranks["peak_memory_bytes"] - 1).abs().max()
+    should = []
+    for num, policy in zip(ranks["num_parameters"], ranks["sharding_policy"], strict=True):
+        of_stage = TrainingBytes(4 * num, 4 * num, 2 * 4 * num)  # float32, and two states of Adam
+        should.append(sum(kept_bytes(of_stage, POLICIES[policy], 2)))
+    off_kept = (ranks["kept"] / np.array(should) - 1).abs().max()
+    note = f"of {len(ranks)} ranks under {len(policies)} policies"
+    yield Row.exact("peak off the predicted one by, at most", float(off_peak), note=note)
+    yield Row.exact("bytes kept off the arithmetic by, at most", float(off_kept), note=note)
+
+
+# Prediction
+
+
+def prediction(asked: argparse.Namespace) -> Iterator[Row]:
+    """Run schedules on emulated ranks with drawn costs and links."""
+    off, schedules = list[float](), list(SCHEDULES) if asked.seconds else ["1f1b", "zbv"]
+    for seed in within(asked.seconds, count()):
+        draw = random.Random(seed)
+        costs = {name: draw.uniform(4, 16) for name in ("F_ms", "I_ms", "W_ms")}
+        lines = "".join(f"{name} = {ms:.2f}\n" for name, ms in costs.items())
+        text = EMULATED.format(ranks=draw.choice([2, 4]), steps=8)
+        text += f"[emulated]\n{lines}link_ms = {draw.uniform(0, 3):.2f}\n"
+        with tempfile.TemporaryDirectory() as folder:
+            grid = f"[grid]\nschedule = {json.dumps(schedules)}\n"
+            runs = swept(Path(folder), text + grid)
+        off += list((runs["step_ns"] / runs["planned_step_ns"] - 1).abs())
+    yield Row.exact("step off the predicted one by, at most", max(off), note=f"of {len(off)} runs")
+    yield Row.median("step off the predicted one", off, "")
+
+
+# Stragglers
+
+ON_512_RANKS = Shape(microbatches=16, num_steps=50)
+JOB_POLICIES: list[CollectivePolicy] = [DataParallel(), Zero2(), Zero3(1, 0)]
+
+
+def stragglers(asked: argparse.Namespace) -> Iterator[Row]:
+    """Make up jobs with a slow part each, and count those whose part is named."""
+    is_right, slowness_off, cost_off = list[bool](), list[float](), list[float]()
+    for seed in within(asked.seconds, range(600), fewest=6):
+        rng = np.random.default_rng(seed)
+        shape = Shape(
+            schedule=str(rng.choice(["1f1b", "afab", "zb_h1"])),
+            microbatches=int(rng.choice([8, 12, 16])),
+            policy=JOB_POLICIES[rng.integers(len(JOB_POLICIES))],
+            noise=float(rng.uniform(0.005, 0.04)),
+        )
+        job = make(shape, KINDS[seed % len(KINDS)], rng)
+        found = stragglers_of(times_of(job.walk.spans(), shape.lowered, shape.replicas))
+        is_right.append(named(found.cause) == job.culprit)
+        slowness_off.append(abs(found.slowness / job.slowness - 1))
+        cost_off.append(abs((found.cause.share if found.cause else 0) - job.cost))
+        if not is_right[-1]:
+            print(f"job {seed}: {job.culprit} was called {named(found.cause)}")
+    yield Row.share("jobs whose slow part is named", sum(is_right), len(is_right))
+    yield Row.exact("slowdown S off by, at most", max(slowness_off))
+    yield Row.exact("cost off by, in shares of the step, at most", max(cost_off))
+    with tempfile.TemporaryDirectory() as folder:
+        shape = ON_512_RANKS if asked.seconds else Shape(replicas=4, num_steps=3)
+        job, results = make(shape, "worker", np.random.default_rng(0)), Path(folder) / "results"
+        case = Case(
+            world_size=8,
+            num_microbatches=shape.microbatches,
+            replicas=shape.replicas,
+            device="emulated",
+        )
+        row = {**next(rows_of_runs(1)), **case.settings(), **Measure().settings(), "status": "ok"}
+        row["program"] = to_json(shape.lowered)
+        Store(results).write_run(row, {"spans": job.walk.spans().assign(waiting_ns=0)})
+        took = seconds_of(lambda: ppbench("stragglers", "last", folder=Path(folder)))
+    name = f"`ppbench stragglers` of {8 * shape.replicas} ranks and {shape.num_steps} steps"
+    yield Row.median(name, [took], "s")
+
+
+PARTS = {"attribution": attribution, "replicas": replicas, "memory": memory}
+PARTS |= {"prediction": prediction, "stragglers": stragglers}
+
+if __name__ == "__main__":
+    run("accuracy", __doc__, PARTS)

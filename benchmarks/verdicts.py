@@ -1,0 +1,325 @@
+"""How soon a question is answered, and how often an answer is false.
+
+    python -m benchmarks.verdicts [answers] [disturbed] [false_claims] [agreement] [history]
+        [--tries 20] [--budget 60s] [--burning 0] [--commits '']
+        [--grid 'schedule = ["afab", "1f1b"]']
+
+`answers` asks the same question in an empty folder again and again: `ppbench sweep --budget` asks
+with which of two values of a setting two CPU ranks train llama-8m faster, and with `--commits`
+`ppbench compare --run --budget` whether the second of two commits is as fast as the first. Two
+commits train a model of many small layers; with `--commits '18, 19'` the second does some 5 % more
+work, with the same number twice they are equal. `model.preset = ["tower:build", "tower:more"]` are
+such a pair in one process. `--burning` processes burn a core at times beside it.
+
+`disturbed` asks the same of two values that mean the same, beside a process that burns a core.
+
+`false_claims` are those of the judge at any look, on made-up rounds and launches of equal sides
+(`benchmarks.made_up_launches`). `wrong same` is `same` where the true difference is 2 %, the
+resolution. `agreement` compares what a report, `compare`, `check` and `plan` say of every pair in
+made-up stores. `history` counts alarms in made-up histories and right answers of made-up
+bisections.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.loop import burning, within
+from benchmarks.made_up_launches import MODELS, STEP, Looked, kinds
+from benchmarks.made_up_stores import (
+    CONTRADICT,
+    ONE_DECIDES,
+    disagreements,
+    made_up_store,
+    said_by,
+    said_by_report,
+)
+from benchmarks.rows import Row, parser, run
+from ppbench.commits.check import check
+from ppbench.commits.comparison import compare
+from ppbench.errors import ExitCode
+from ppbench.judge.evidence import RESOLUTION, Rounds
+from ppbench.judge.verdicts import SPEED, Verdict
+from ppbench.statistics.bisection import search_first_bad
+from ppbench.statistics.change_points import find_changes
+
+# Answers of the command line
+
+MODEL = "model.preset"
+EQUALS = 'model.partition = ["uniform", [4, 4]]'
+TOWER = """\
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self, width=192):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+def build(number={layers}, width=192):
+    layers = [Layer(width) for _ in range(number)]
+    return nn.Sequential(nn.Embedding(256, width), *layers, nn.Linear(width, 256))
+
+def more():
+    return build({layers} + 1)
+"""
+SWEEP = """\
+name = "answers"
+device = "cpu"
+world_size = 2
+{microbatches}
+seq_len = {seq_len}
+{model}
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = {steps}
+{grid}
+"""
+
+
+def answers(asked: argparse.Namespace) -> Iterator[Row]:
+    """Ask a question again and again, and say how long each answer took."""
+    budget = asked.budget if asked.seconds else "10s"
+    seconds, verdicts = _tries(asked, asked.grid, budget, asked.burning, asked.commits)
+    note = ", ".join(f"{num} {verdict}" for verdict, num in verdicts.items())
+    yield Row.median(f"time of an answer with --budget {budget}", seconds, "s", note=note)
+
+
+def disturbed(asked: argparse.Namespace) -> Iterator[Row]:
+    """Ask which of two equal values is faster, beside another job."""
+    budget = "30s" if asked.seconds else "10s"
+    seconds, verdicts = _tries(asked, EQUALS, budget, burning_cores=1)
+    num_false = sum(num for verdict, num in verdicts.items() if Verdict(verdict).is_claim)
+    yield Row.share("false claims beside another job", num_false, len(seconds))
+    yield Row.median(f"time of an answer with --budget {budget}", seconds, "s")
+
+
+def _tries(
+    asked: argparse.Namespace, grid: str, budget: str, burning_cores: int, commits: str = ""
+) -> tuple[list[float], Counter[str]]:
+    """Ask in one empty folder after the other; the seconds and the verdicts."""
+    key, _, listed = grid.partition("=")
+    key, pair = key.strip(), tomllib.loads(f"pair = {listed}")["pair"]
+    preset = "tower:build" if commits else "llama-8m"
+    text = SWEEP.format(
+        microbatches=""
+        if key == "num_microbatches"
+        else f"num_microbatches = {asked.microbatches}",
+        seq_len=asked.seq_len,
+        steps=asked.steps,
+        model="" if key == MODEL else f'model.preset = "{preset}"',
+        grid="" if commits else f"[grid]\n{grid}",
+    )
+    seconds, verdicts = list[float](), Counter[str]()
+    beside = burning(asked.seed, burning_cores) if burning_cores else contextlib.nullcontext()
+    with beside:
+        for number in within(asked.seconds, range(asked.tries)):
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                (folder / "answers.toml").write_text(text)
+                (folder / "tower.py").write_text(TOWER.format(layers=18))
+                began = time.monotonic()
+                if commits:
+                    verdict, line = _of_commits(folder, commits, budget)
+                else:
+                    verdict, line = _of_settings(folder, key, pair, budget)
+                seconds.append(time.monotonic() - began)
+            verdicts[verdict] += 1
+            print(f"  try {number}: {seconds[-1]:.0f} s, {line}", flush=True)
+    return seconds, verdicts
+
+
+def _of_settings(folder: Path, key: str, pair: list[object], budget: str) -> tuple[str, str]:
+    """The verdict of a sweep on the second value over the first, with its interval and answer.
+
+    Two models do different work, so that a sweep asks nothing of them; it makes ten launches.
+    """
+    until = ("--set", "measure.launches=10") if key == MODEL else ("--budget", budget)
+    printed = _command(folder, "sweep", "answers.toml", "--no-report", *until)
+    base = str(pair[0]).replace(" ", "")
+    words = ("--across", key, "--base", base, "--format", "json")
+    verdict, line = _of_speed(json.loads(_command(folder, "compare", *words))["changes"])
+    answer = printed.rpartition("\n\n")[2].partition("\n")[0]
+    return verdict, line if key == MODEL else f"{line}\n    {answer}"
+
+
+def _of_commits(folder: Path, layers: str, budget: str) -> tuple[str, str]:
+    """The verdict of a comparison of two commits; also with its interval."""
+    git = ("git", "-c", "user.name=bench", "-c", "user.email=bench@localhost")
+    subprocess.run([*git, "init", "--quiet"], cwd=folder, check=True)
+    for number, layers_of_commit in enumerate(layers.split(",")):
+        tower = TOWER.format(layers=int(layers_of_commit))
+        (folder / "tower.py").write_text(f"# {number}\n{tower}")
+        subprocess.run([*git, "add", "tower.py", "answers.toml"], cwd=folder, check=True)
+        subprocess.run([*git, "commit", "--quiet", "-m", f"{number}"], cwd=folder, check=True)
+    words = ("HEAD~1", "HEAD", "--run", "answers.toml", "--budget", budget, "--format", "json")
+    return _of_speed(json.loads(_command(folder, "compare", *words))["changes"])
+
+
+def _of_speed(changes: list[dict[str, Any]]) -> tuple[str, str]:
+    """The verdict on tokens/s, and a line with its interval."""
+    speed = next(change for change in changes if change["metric"] == SPEED)
+    line = f"{speed['num_head']} launches, {speed['verdict']}"
+    if speed["ratio_low"] is not None:
+        line += f", {speed['ratio_low'] - 1:+.1%} to {speed['ratio_high'] - 1:+.1%}"
+    return speed["verdict"], line
+
+
+def _command(folder: Path, *words: str) -> str:
+    """Run a command of ppbench there, and return what it printed; an open verdict is no failure."""
+    command = [sys.executable, "-m", "ppbench", *words, "--results", str(folder / "results")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, ExitCode.insufficient):
+        sys.exit(done.stderr)
+    return done.stdout
+
+
+# The judge on made-up figures
+
+
+def false_claims(asked: argparse.Namespace) -> Iterator[Row]:
+    """Judge made-up comparisons of every kind in turn: of equal sides, and of 2 % and 5 %."""
+    every = list(kinds())
+    draws = {name: np.random.default_rng([asked.seed, *name.encode()]) for name, _ in every}
+    found: dict[str, dict[float, list[Looked]]] = {}
+    for _ in within(asked.seconds, range(asked.sequences)):
+        for name, simulate in every:
+            for difference in (0.0, RESOLUTION, 0.05):
+                looked = simulate(draws[name], math.log1p(difference))
+                found.setdefault(name, {}).setdefault(difference, []).append(looked)
+    of = {
+        difference: [one for own in found.values() for one in own[difference]]
+        for difference in (0.0, RESOLUTION, 0.05)
+    }
+    equal = of[0.0]
+
+    def share(name: str, are: list[bool]) -> Row:
+        return Row.share(name, sum(are), len(are))
+
+    yield share("false claims", [one.verdict.is_claim for one in equal])
+    yield share("wrong same, of 2 %", [one.verdict is Verdict.same for one in of[RESOLUTION]])
+    yield share("intervals of 95 % that hold", [one.held_at_end for one in equal])
+    yield share("the same at all looks", [one.always_held for one in equal])
+    yield share("5 % found", [one.verdict is Verdict.slower for one in of[0.05]])
+    launches = [float(one.num_launches) for one in of[0.05]]
+    yield Row.median("launches until 5 % is found", launches, "")
+    for name, own in found.items():
+        yield share(f"{name}: false claims", [one.verdict.is_claim for one in own[0.0]])
+
+
+def agreement(asked: argparse.Namespace) -> Iterator[Row]:
+    """Compare what all commands say of the pairs of made-up stores."""
+    found, nums = Counter[str](), Counter[str]()
+    spoken_of: dict[str, Counter[str]] = {}
+    for number in within(asked.seconds, range(asked.stores)):
+        draw = np.random.default_rng([asked.seed, number])
+        with tempfile.TemporaryDirectory() as name:
+            store = made_up_store(draw, folder := Path(name))
+            report, own = said_by_report(store)
+            how: dict[str, Any] = {"metrics": [SPEED], "results": folder}
+            across = {
+                is_all: said_by(compare(across="schedule", runs=["new"], all_pairs=is_all, **how))
+                for is_all in (True, False)
+            }
+            both = said_by(compare("old", "new", **how))
+            gate = said_by(check(base="old", head="new", results=folder).comparison)
+        spoken: Mapping[str, tuple[Any, Any]] = {
+            "report, compare --across --all-pairs": (report, across[True]),
+            "compare --across with and without --all-pairs": (across[True], across[False]),
+            "compare, check of two commits": (both, gate),
+        }
+        spoken_of.setdefault("report, plan", Counter()).update(own)
+        nums["report, plan"] += len(report)
+        for what, sides in spoken.items():
+            kinds_found, num = disagreements(*sides)
+            spoken_of.setdefault(what, Counter()).update(kinds_found)
+            nums[what] += num
+    for of_kind in spoken_of.values():
+        found.update(of_kind)
+    note = f"of {nums.total():,} pairs"
+    yield Row.exact("pairs that are contradicted", found[CONTRADICT], note=note)
+    yield Row.exact("pairs that only one of both decides", found[ONE_DECIDES], note=note)
+    for what, of_what in spoken_of.items():
+        yield Row.exact(f"{what}: contradicted", of_what[CONTRADICT], note=f"of {nums[what]:,}")
+
+
+NUM_COMMITS, CHANGED_AT, NUM_SEARCHED, MOST_SEARCH_LAUNCHES = 60, 40, 64, 300
+
+
+def history(asked: argparse.Namespace) -> Iterator[Row]:
+    """Make up histories of a launch per commit, and bisections of a change of 5 %."""
+    draw = np.random.default_rng(asked.seed)
+    alarms, hits = dict[str, list[bool]](), dict[str, list[bool]]()
+    are_right: list[bool] = []
+    models = {name: MODELS[name] for name in ("normal", "t3", "exponential", "10 % disturbed")}
+    for _ in within(asked.seconds, count()):
+        for name, model in models.items():
+            launches = np.exp(model(draw, NUM_COMMITS))
+            changed = launches * np.where(np.arange(NUM_COMMITS) >= CHANGED_AT, 1.05, 1.0)
+            steps, of_changed = (
+                find_changes([[one] for one in series.tolist()], slow_sign=1).steps
+                for series in (launches, changed)
+            )
+            alarms.setdefault(name, []).append(bool(steps))
+            is_hit = any(step.good < CHANGED_AT <= step.last for step in of_changed)
+            hits.setdefault(name, []).append(is_hit)
+        are_right += _searched(draw)
+    every = [one for own in alarms.values() for one in own]
+    yield Row.share("histories without a change that alarm", sum(every), len(every))
+    for name in models:
+        yield Row.share(f"{name}: 5 % found", sum(hits[name]), len(hits[name]))
+        yield Row.share(f"{name}: false alarms", sum(alarms[name]), len(alarms[name]))
+    if are_right:
+        yield Row.share("bisections of 5 % that end right", sum(are_right), len(are_right))
+
+
+def _searched(draw: np.random.Generator) -> list[bool]:
+    """Whether a bisection that says that it is done is right; empty where it is given up."""
+    first_bad = int(draw.integers(1, NUM_SEARCHED))
+    launches: list[list[Rounds]] = [[] for _ in range(NUM_SEARCHED)]
+    for _ in range(MOST_SEARCH_LAUNCHES):
+        search = search_first_bad(STEP, launches)
+        commit = search.next_commit
+        if commit is None:
+            return [search.latest == first_bad]
+        good, other = np.exp(MODELS["normal"](draw, 2)).tolist()
+        launches[commit].append(Rounds((good,), (other * (1 + 0.05 * (commit >= first_bad)),)))
+    return []
+
+
+PARTS = {"answers": answers, "disturbed": disturbed, "false_claims": false_claims}
+PARTS |= {"agreement": agreement, "history": history}
+
+if __name__ == "__main__":
+    options = parser(__doc__, PARTS)
+    options.add_argument("--tries", type=int, default=20, help="most answers")
+    options.add_argument("--budget", default="60s", help="of an answer")
+    options.add_argument("--grid", default='schedule = ["afab", "1f1b"]', help="TOML of two values")
+    options.add_argument("--microbatches", type=int, default=4)
+    options.add_argument("--seq-len", type=int, default=64)
+    options.add_argument("--steps", type=int, default=4, help="fewest steps of a launch")
+    options.add_argument("--commits", default="", help="numbers of layers of two commits")
+    options.add_argument("--burning", type=int, default=0, help="processes that burn a core")
+    options.add_argument("--sequences", type=int, default=1200, help="most of each kind")
+    options.add_argument("--stores", type=int, default=2000, help="most made-up stores")
+    options.add_argument("--seed", type=int, default=38)
+    run("verdicts", __doc__, PARTS, options)
