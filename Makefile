@@ -34,14 +34,14 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## every figure a ratio; on a quiet machine, nothing beside it
+bench: $(INSTALLED)  ## every claim, within an hour; on a quiet machine, nothing beside it
 	$(BIN)/python -m benchmarks
 
 gpu: $(INSTALLED)  ## what only a GPU can prove, in ten minutes: benchmarks/gpu.md; says so where there is none
 	$(BIN)/python -m benchmarks.gpu
 
 faults: $(INSTALLED)  ## kills sweeps at random, and checks that no work is lost
-	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python -m benchmarks.faults --kills 50
 
 clean:
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

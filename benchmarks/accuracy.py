@@ -20,7 +20,7 @@ import random
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,33 +28,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.loop import explained, ppbench, seconds_of, swept, within
+from benchmarks.loop import ppbench, swept, within
 from benchmarks.made_up_jobs import KINDS, Shape, make, named
-from benchmarks.made_up_stores import rows_of_runs
 from benchmarks.rows import Row, run
+from engine.plan import collectives
 from engine.plan.action import COMPUTE_OPS, SEND_OPS
-from engine.plan.collectives import (
-    CollectivePolicy,
-    DataParallel,
-    NoCollectives,
-    TorchWindow,
-    Zero1,
-    Zero2,
-    Zero3,
-)
 from engine.plan.lower import lower
 from engine.plan.messages import edge_of
 from engine.plan.predict import Durations, timed
-from engine.plan.program import to_json
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.sharded_bytes import TrainingBytes, kept_bytes
 from engine.run.emulation import Emulation
 from ppbench.analysis.job_times import times_of
 from ppbench.analysis.stragglers import stragglers_of
-from ppbench.config.case import Case, Measure
 from ppbench.config.programs import lowered_of, planned_step_ns
+from ppbench.config.reader import read_sweep
 from ppbench.results import load
-from ppbench.store import Store
 
 MS = 1_000_000
 EMULATED = """\
@@ -76,103 +65,87 @@ Explanation = Mapping[str, Any]
 """The JSON of `ppbench explain`."""
 
 
+def saved(question: str) -> Callable[[Explanation], float]:
+    """The idle time that an answer to a question saves."""
+
+    def saved_ns(explanation: Explanation) -> float:
+        answers = {one["question"]: one["idle_ns"] for one in explanation["what_if"]}
+        idle: float = explanation["modelled"]["idle_ns"]
+        return idle - float(answers.get(question, idle))
+
+    return saved_ns
+
+
+def part(name: str) -> Callable[[Explanation], float]:
+    """A part of a step's idle time."""
+    return lambda found: float(found["all_steps"][f"{name}_ns"]) / float(found["num_steps"])
+
+
 @dataclass(frozen=True)
 class Cause:
-    """The settings, the words that `explain` must use, and what it must find (ns)."""
+    """The words that `explain` must use, what it must find, and the settings."""
 
-    emulated: Mapping[str, object]
     words: str
     found_ns: Callable[[Explanation], float]
-    true_ns: Callable[[Sequence[int]], float]  # takes the measured steps
+    thirds_ms: tuple[float, ...] = EVEN
+    link_ms: float = 0.0  # of link 1-2
+    jitter: float = 0.0
+    without_ms: tuple[float, ...] = EVEN  # thirds without the cause
+
+    @property
+    def settings(self) -> str:
+        """The emulated ranks of a sweep file."""
+        thirds = "".join(f"{third}_ms = {list(self.thirds_ms)}\n" for third in "FIW")
+        others = f"link_ms = [0, {self.link_ms}, 0]\njitter = {self.jitter}\n"
+        return f"[emulated]\n{thirds}{others}"
+
+    def true_ns(self, steps: Sequence[int]) -> float:
+        """The idle time of these steps that it adds, by walks over the settings."""
+        own = Emulation(durations_of(self.thirds_ms), self.jitter)
+        added = [idle_ns(own, self.link_ms, step) for step in steps]
+        return statistics.mean(added) - idle_ns(Emulation(durations_of(self.without_ms), 0.0), 0, 0)
 
 
-def idle_ns(
-    thirds_ms: Sequence[float],
-    link_ms: Mapping[int, float] | None = None,
-    jitter: float = 0,
-    steps: Sequence[int] = (0,),
-) -> float:
-    """Idle time of all ranks together, mean over steps, by a walk over the settings."""
+def durations_of(thirds_ms: Sequence[float]) -> Durations:
     thirds = tuple(round(ms * MS) for ms in thirds_ms)
-    plan = Emulation(Durations(thirds, thirds, thirds), jitter)
-    slow_links = link_ms or {}
-    moving = {
-        action: round(slow_links.get(min(edge_of(action)), 0) * MS)
+    return Durations(thirds, thirds, thirds)
+
+
+def idle_ns(emulation: Emulation, link_ms: float, step: int) -> int:
+    """Idle time of all ranks together in a step."""
+    took = [
+        emulation.duration_ns(action, step)
+        if action.op in COMPUTE_OPS
+        else round(link_ms * MS) * (action.op in SEND_OPS and min(edge_of(action)) == 1)
         for action in ACTIONS
-        if action.op in SEND_OPS
-    }
-
-    def of_step(step: int) -> int:
-        took = [
-            plan.duration_ns(a, step) if a.op in COMPUTE_OPS else moving.get(a, 0) for a in ACTIONS
-        ]
-        return sum(map(sum, timed(LOWERED, [took]).idle_ns))
-
-    return statistics.mean(map(of_step, steps))
+    ]
+    return sum(map(sum, timed(LOWERED, [took]).idle_ns))
 
 
-def causes() -> Iterator[tuple[str, Cause]]:
-    """Yield each cause with its name."""
-    usual = idle_ns(EVEN)
-
-    def thirds(ms: object) -> dict[str, object]:
-        return {"F_ms": ms, "I_ms": ms, "W_ms": ms}
-
-    def saved(question: str) -> Callable[[Explanation], float]:
-        def saved_ns(explanation: Explanation) -> float:
-            answers = {one["question"]: one["idle_ns"] for one in explanation["what_if"]}
-            idle: float = explanation["modelled"]["idle_ns"]
-            return idle - float(answers.get(question, idle))
-
-        return saved_ns
-
-    def part(name: str) -> Callable[[Explanation], float]:
-        return lambda found: float(found["all_steps"][f"{name}_ns"]) / float(found["num_steps"])
-
-    def link(ms: float) -> Cause:
-        return Cause(
-            {**thirds(20.0), "link_ms": [0, ms, 0]},
-            "exposed transfer: messages between stages 1 and 2",
-            saved("link 1-2 like the others"),
-            lambda _: idle_ns(EVEN, {1: ms}) - usual,
-        )
-
-    def jitter(share: float) -> Cause:
-        return Cause(
-            {**thirds(20.0), "jitter": share},
-            "jitter: an action's time varies",
-            part("jitter"),
-            lambda steps: idle_ns(EVEN, jitter=share, steps=steps) - usual,
-        )
-
-    stage = "stage imbalance: stage 1 takes 1.5"
-    like_others = saved("stage 1 like the others")
-    yield (
-        "slow stage",
-        Cause(thirds(list(SLOW)), stage, like_others, lambda _: idle_ns(SLOW) - usual),
-    )
-    yield "link of 20 ms", link(20.0)
-    yield "jitter of 20 %", jitter(0.2)
-    yield (
-        "slow stage, by the part",
-        Cause(
-            thirds(list(SLOW)), stage, part("imbalance"), lambda _: idle_ns(SLOW) - idle_ns(SPREAD)
-        ),
-    )
-    yield "link of 5 ms", link(5.0)
-    yield "jitter of 10 %", jitter(0.1)
+STAGE = "stage imbalance: stage 1 takes 1.5"
+MOVED = "exposed transfer: messages between stages 1 and 2"
+VARIES = "jitter: an action's time varies"
+FASTER_LINK = saved("link 1-2 like the others")
+CAUSES = {
+    "slow stage": Cause(STAGE, saved("stage 1 like the others"), SLOW),
+    "link of 20 ms": Cause(MOVED, FASTER_LINK, link_ms=20.0),
+    "jitter of 20 %": Cause(VARIES, part("jitter"), jitter=0.2),
+    "slow stage, by the part": Cause(STAGE, part("imbalance"), SLOW, without_ms=SPREAD),
+    "link of 5 ms": Cause(MOVED, FASTER_LINK, link_ms=5.0),
+    "jitter of 10 %": Cause(VARIES, part("jitter"), jitter=0.1),
+}
 
 
 def attribution(asked: argparse.Namespace) -> Iterator[Row]:
     """Inject each cause, and compare what is found with the truth."""
     steps = 30 if asked.seconds else 5
     ratios, num_named, left_over = dict[str, float](), 0, list[float]()
-    for name, cause in within(asked.seconds, causes()):
-        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in cause.emulated.items())
-        text = EMULATED.format(ranks=4, steps=steps) + 'schedule = "1f1b"\n[emulated]\n' + lines
+    for name, cause in within(asked.seconds, CAUSES.items()):
+        text = EMULATED.format(ranks=4, steps=steps) + 'schedule = "1f1b"\n' + cause.settings
         with tempfile.TemporaryDirectory() as folder:
             runs = swept(Path(folder), text)
-            explanation = explained(Path(folder))
+            words = ppbench("explain", "last", "--format", "json", folder=Path(folder))
+        explanation = json.loads(words)
         num_named += any(cause.words in sentence for sentence in explanation["sentences"])
         true_ns = cause.true_ns([row["step"] for row in explanation["by_step"]])
         ratios[name] = cause.found_ns(explanation) / true_ns
@@ -187,17 +160,15 @@ def attribution(asked: argparse.Namespace) -> Iterator[Row]:
 
 
 PARTS_OF_IDLE = [
-    f"bubble_{part}"
-    for part in (
-        *("structure", "imbalance", "transfer", "collective", "skew", "jitter", "launch_gap"),
-        "between",
-    )
+    *("bubble_structure", "bubble_imbalance", "bubble_transfer", "bubble_collective"),
+    *("bubble_skew", "bubble_jitter", "bubble_launch_gap", "bubble_between"),
 ]
 
 # Replicas
 
-FACTORS = (1.0, 1.0, 1.2, 1.0)
-REPLICAS = f"""\
+ALIKE = ("emulated.replica_factors=[1.05, 1.05, 1.05, 1.05]",)
+FREE = ("emulated.gather_ms=0", "emulated.reduce_ms=0")
+REPLICAS = """\
 replicas = 4
 [emulated]
 F_ms = 20
@@ -205,9 +176,9 @@ I_ms = 20
 W_ms = 20
 gather_ms = 10
 reduce_ms = 20
-replica_factors = {list(FACTORS)}
+replica_factors = [1.0, 1.0, 1.2, 1.0]
 [grid]
-schedule = {{schedules}}
+schedule = {schedules}
 sharding.policy = ["ddp", "zero3"]
 """
 
@@ -220,48 +191,37 @@ def replicas(asked: argparse.Namespace) -> Iterator[Row]:
     for _ in within(asked.seconds, range(3)):
         with tempfile.TemporaryDirectory() as folder:
             runs = swept(Path(folder), text + REPLICAS.format(schedules=schedules))
-        for run_ in runs.to_dict("records"):
-            off_step.append(abs(run_["step_ns"] / run_["planned_step_ns"] - 1))
-            for part, true_ns in zip(("collective", "skew"), _added_ns(run_), strict=True):
-                found_ns = run_[f"bubble_{part}"] * run_["step_ns"]
-                off_causes.append(abs(found_ns / true_ns - 1))
+            file = Path(folder) / "sweep.toml"
+            own, alike, free = (planned(file, *words) for words in ((), ALIKE, (*ALIKE, *FREE)))
+        for _, row in runs.iterrows():
+            key = row["schedule"], row["sharding_policy"]
+            off_step.append(abs(row["step_ns"] / row["planned_step_ns"] - 1))
+            added = {"collective": alike[key] - free[key], "skew": own[key] - alike[key]}
+            for cause, true_ns in added.items():
+                off_causes.append(abs(row[f"bubble_{cause}"] * row["step_ns"] / true_ns - 1))
     note = f"of {len(off_step)} runs"
     yield Row.exact("causes found off the truth by, at most", max(off_causes), note=note)
     yield Row.exact("step off the planned one by, at most", max(off_step), note=note)
 
 
-def _added_ns(row: Mapping[Any, Any]) -> tuple[float, float]:
-    """What collectives, and then the slow replica, add to the planned step."""
-    own = Case(
-        device="emulated",
-        schedule=row["schedule"],
-        stages_per_rank=int(row["stages_per_rank"]),
-        sharding_policy=row["sharding_policy"],
-        replicas=4,
-        world_size=4,
-        num_microbatches=8,
-        emulated_F_ms=(20.0,),
-        emulated_I_ms=(20.0,),
-        emulated_W_ms=(20.0,),
-        emulated_gather_ms=(10.0,),
-        emulated_reduce_ms=(20.0,),
-        emulated_replica_factors=FACTORS,
-    )
-    alike = replace(own, emulated_replica_factors=(statistics.mean(FACTORS),) * 4)
-    free = replace(alike, emulated_gather_ms=(), emulated_reduce_ms=())
-    steps = [planned_step_ns(case, lowered_of(case)) for case in (free, alike, own)]
-    return steps[1] - steps[0], steps[2] - steps[1]
+def planned(file: Path, *overrides: str) -> dict[tuple[str, str], int]:
+    """The planned step of each case of a sweep file, in ns, by schedule and policy."""
+    cases = [case for case, _ in read_sweep(file, list(overrides), "emulated").cases]
+    return {
+        (case.schedule, case.sharding_policy): planned_step_ns(case, lowered_of(case))
+        for case in cases
+    }
 
 
 # Memory
 
-POLICIES: Mapping[str, CollectivePolicy] = {
-    "none": NoCollectives(),
-    "ddp": DataParallel(),
-    "zero1": Zero1(),
-    "zero2": Zero2(every_backward=False),
-    "zero3": Zero3(),
-    "torch": TorchWindow(),
+POLICIES: Mapping[str, collectives.CollectivePolicy] = {
+    "none": collectives.NoCollectives(),
+    "ddp": collectives.DataParallel(),
+    "zero1": collectives.Zero1(),
+    "zero2": collectives.Zero2(every_backward=False),
+    "zero3": collectives.Zero3(),
+    "torch": collectives.TorchWindow(),
 }
 TRAINED = """\
 name = "memory"
@@ -326,8 +286,11 @@ def prediction(asked: argparse.Namespace) -> Iterator[Row]:
 
 # Stragglers
 
-ON_512_RANKS = Shape(microbatches=16, num_steps=50)
-JOB_POLICIES: list[CollectivePolicy] = [DataParallel(), Zero2(), Zero3(1, 0)]
+JOB_POLICIES: list[collectives.CollectivePolicy] = [
+    collectives.DataParallel(),
+    collectives.Zero2(),
+    collectives.Zero3(1, 0),
+]
 
 
 def stragglers(asked: argparse.Namespace) -> Iterator[Row]:
@@ -351,21 +314,6 @@ def stragglers(asked: argparse.Namespace) -> Iterator[Row]:
     yield Row.share("jobs whose slow part is named", sum(is_right), len(is_right))
     yield Row.exact("slowdown S off by, at most", max(slowness_off))
     yield Row.exact("cost off by, in shares of the step, at most", max(cost_off))
-    with tempfile.TemporaryDirectory() as folder:
-        shape = ON_512_RANKS if asked.seconds else Shape(replicas=4, num_steps=3)
-        job, results = make(shape, "worker", np.random.default_rng(0)), Path(folder) / "results"
-        case = Case(
-            world_size=8,
-            num_microbatches=shape.microbatches,
-            replicas=shape.replicas,
-            device="emulated",
-        )
-        row = {**next(rows_of_runs(1)), **case.settings(), **Measure().settings(), "status": "ok"}
-        row["program"] = to_json(shape.lowered)
-        Store(results).write_run(row, {"spans": job.walk.spans().assign(waiting_ns=0)})
-        took = seconds_of(lambda: ppbench("stragglers", "last", folder=Path(folder)))
-    name = f"`ppbench stragglers` of {8 * shape.replicas} ranks and {shape.num_steps} steps"
-    yield Row.median(name, [took], "s")
 
 
 PARTS = {"attribution": attribution, "replicas": replicas, "memory": memory}

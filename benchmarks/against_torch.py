@@ -3,8 +3,7 @@
     python -m benchmarks.against_torch [overhead_bound] [demo] [limit] [running]
 
 `overhead_bound` (hidden 128, 4 layers, 32 tokens, 16 microbatches) and `demo` (llama-8m, 256
-tokens, 8 microbatches) are sweeps of both runtimes on two CPU ranks, a sweep for each schedule, in
-turns until it is known which is faster.
+tokens, 8 microbatches) are sweeps of both runtimes in turns on two CPU ranks, by schedule.
 
 `limit` is a sweep of all schedules and of the unsplit model alone on one core. A schedule allows
 the unsplit step times the share that the simulator says where a forward and the halves of a
@@ -77,22 +76,16 @@ runtime = ["single", "engine"]
 world_size = [1, 2]
 schedule = {schedules}
 """
-SMALL = {"hidden": 128, "layers": 4, "heads": 4, "intermediate": 384}
-LARGE = {"hidden": 512, "layers": 4, "heads": 8, "intermediate": 1408}
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+SMALL, LARGE = (128, 4, 4, 384), (512, 4, 8, 1408)
 
 
-def write_model(folder: Path, hidden: int, layers: int, heads: int, intermediate: int) -> str:
+def write_model(folder: Path, sizes: tuple[int, ...]) -> str:
     """Write the configuration of a small Llama, and return its folder's name."""
     from transformers import LlamaConfig
 
-    config = LlamaConfig(
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        intermediate_size=intermediate,
-        vocab_size=256,
-    )
+    named = dict(zip(SIZES, sizes, strict=True), vocab_size=256)
+    config = LlamaConfig.from_dict({**named, "num_key_value_heads": named["num_attention_heads"]})
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     return str(folder)
@@ -101,43 +94,44 @@ def write_model(folder: Path, hidden: int, layers: int, heads: int, intermediate
 def overhead_bound(asked: argparse.Namespace) -> Iterator[Row]:
     """Compare both runtimes where the work beside computing is most of a step."""
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder) / "model", **SMALL)
-        yield from _runtimes(asked.seconds, Path(folder), model, 32, 16)
+        sizes = {"model": write_model(Path(folder) / "model", SMALL), "steps": 40}
+        yield from _runtimes(asked.seconds, {**sizes, "seq_len": 32, "num_microbatches": 16})
 
 
 def demo(asked: argparse.Namespace) -> Iterator[Row]:
     """Compare both runtimes on the model of the demo."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield from _runtimes(asked.seconds, Path(folder), "llama-8m", 256, 8)
+    sizes = {"model": "llama-8m", "steps": 10}
+    yield from _runtimes(asked.seconds, {**sizes, "seq_len": 256, "num_microbatches": 8})
 
 
-def _runtimes(seconds: float, folder: Path, model: str, seq_len: int, num: int) -> Iterator[Row]:
+def _runtimes(seconds: float, sizes: dict[str, object]) -> Iterator[Row]:
     """The mean over all schedules that torch has, and the ratio of each."""
-    text, launches = SWEEP + RUNTIMES, dict[str, tuple[Rounds, ...]]()
-    each = max(20.0, seconds / len(TORCH_SCHEDULES))
+    launches: dict[str, tuple[Rounds, ...]] = {}
+    sizes |= {"name": "runtimes", "launches": 3}
+    if not seconds:
+        sizes |= {"steps": 4, "launches": 1}
     for schedule in within(seconds, TORCH_SCHEDULES):
-        sizes = {"model": model, "seq_len": seq_len, "num_microbatches": num}
-        asked = text.format(name="runtimes", schedule=schedule, steps=8, launches=1, **sizes)
-        runs = swept(folder / schedule, asked, "--budget", f"{each:.0f}s")
+        with tempfile.TemporaryDirectory() as folder:
+            runs = swept(Path(folder), (SWEEP + RUNTIMES).format(schedule=schedule, **sizes))
         torchs, ours = (runs[runs["runtime"] == name] for name in ("torch", "engine"))
         launches[schedule] = shared_rounds(torchs, ours, "tokens_per_s")
-    names = f"{len(launches)} of {len(TORCH_SCHEDULES)} schedules"
-    yield Row.mean_ratio("engine over torch", list(launches.values()), note=names)
+    note = f"{len(launches)} of {len(TORCH_SCHEDULES)} schedules"
+    yield Row.mean_ratio("engine over torch", list(launches.values()), note=note)
     for schedule, rounds in launches.items():
         yield Row.ratio(f"{schedule}: engine over torch", rounds)
 
 
 def limit(asked: argparse.Namespace) -> Iterator[Row]:
     """Compare each schedule with what it allows, and split backwards with 1F1B."""
-    launches, schedules = (3, list(SCHEDULES)) if asked.seconds else (3, ["1f1b", "zb_h1"])
+    schedules = list(SCHEDULES) if asked.seconds else ["1f1b", "zb_h1"]
     others = [name for name in schedules if name != "1f1b"]
-    lists = {"schedules": str(schedules), "others": str(others)}
-    sizes = {"seq_len": 512, "num_microbatches": 8, "steps": 6 if asked.seconds else 4}
+    sizes: dict[str, object] = {"seq_len": 512, "steps": 6, "launches": 3}
+    if not asked.seconds:
+        sizes |= {"seq_len": 32, "steps": 2, "launches": 1}
+    sizes |= {"name": "limit", "num_microbatches": 8, "schedules": schedules, "others": others}
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder) / "model", **LARGE)
-        text = (SWEEP + ALONE).format(
-            name="limit", model=model, launches=launches, **sizes, **lists
-        )
+        model = write_model(Path(folder) / "model", LARGE if asked.seconds else SMALL)
+        text = (SWEEP + ALONE).format(model=model, **sizes)
         runs = swept(Path(folder), text.replace("'", '"'))
     single = runs[runs["runtime"] == "single"]
     of = {
@@ -170,14 +164,7 @@ def _share_of_unsplit(schedule: str, num_microbatches: int) -> float:
 
 # Steps as a training runs
 
-CASES = (
-    "torch:1f1b",
-    "engine:1f1b",
-    "torch:zbv",
-    "engine:zbv",
-    "torch:interleaved_zb",
-    "engine:zb_h2",
-)
+CASES = ("torch:1f1b", "engine:1f1b", "torch:zbv", "engine:zbv", "engine:zb_h2")
 SWEPT, LOOPED = "sweep", "loop"
 Turn = Callable[[], float]
 """Runs a turn; returns the seconds of a step."""
@@ -188,7 +175,7 @@ def running(asked: argparse.Namespace) -> Iterator[Row]:
     num_steps, num_rounds = (10, 6) if asked.seconds else (2, 4)
     launches: dict[str, list[Rounds]] = {}
     turns_of_all = itertools.cycle(CASES if asked.seconds else CASES[:2])
-    fewest = 3 * (len(CASES) if asked.seconds else 2)
+    fewest = 3 * len(CASES) if asked.seconds else 1
     for case in within(asked.seconds, turns_of_all, fewest):
         runtime, _, schedule = case.partition(":")
         sizes = (runtime, schedule, num_steps, num_rounds)

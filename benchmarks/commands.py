@@ -6,11 +6,10 @@
 beside `import torch`, which none of them needs. `store`: questions to a compacted store of 100,000
 runs with 12 million spans, beside the shortest program that answers them from the same files with
 pandas, pyarrow or DuckDB. `report`: one headless Chromium opens the report of a sweep of 80 cases
-and the timeline of 100,000 spans, beside a page of plotly.js and two bars, until the first figure
-is on the screen. `simulate`: a plan of interleaved_zb on 8 ranks is simulated with all proofs that
-it is legal, beside the dry run of torch.distributed.pipelining, which plays the same actions in
-steps of equal length. `case_cost`: what a case takes beside its steps, in a sweep and with a start
-of its own.
+beside a page of plotly.js and two bars, until the first figure is on the screen. `simulate`: a plan
+of interleaved_zb on 8 ranks is simulated with all proofs that it is legal, beside the dry run of
+torch.distributed.pipelining, which plays the same actions in steps of equal length. `case_cost`:
+what a case takes beside its steps, in a sweep and with a start of its own.
 """
 
 from __future__ import annotations
@@ -23,26 +22,24 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from benchmarks.loop import in_turns, ppbench, run_python, seconds_of, sides, swept, within
 from benchmarks.made_up_stores import SPANS_PER_RUN, cases, rows_of_runs, spans_of_run
+from benchmarks.ranks import on_ranks
 from benchmarks.rows import NO_STARTS, ROOT, Row, parser, run
 from engine.plan.lower import Policy, lower
-from engine.plan.predict import predict, timed, uniform
+from engine.plan.predict import predict, uniform
 from engine.plan.schedules.registry import build_program
 from engine.plan.table import Table
 from engine.plan.walk import TransferModel
+from engine.run.p2p.fabric import Fabric
 from ppbench.judge.evidence import Rounds
-from ppbench.run.launch.local import SUPERVISOR, WORKER
 from ppbench.store import Store, write_rows
 
 PPBENCH = "from ppbench.cli import main; main()"
@@ -103,19 +100,14 @@ DUCKDB = (
 def store(asked: argparse.Namespace) -> Iterator[Row]:
     """Ask a store and its files the same questions in turns."""
     case = cases()[5].case_id
-    questions: list[tuple[str, list[str], str, str]] = [  # the name, ours, the library, its code
-        ("ls, last 20", ["ls", "--limit", "20"], "pandas", PANDAS),
-        (
-            *(
-                "ls --where, one case",
-                ["ls", "--where", f"case_id={case} and status=ok"],
-                "pyarrow",
-            ),
-            PYARROW.format(columns=COLUMNS, case=case),
-        ),
-        ("query, runs", ["query", BY_RUN], "DuckDB", DUCKDB.format(table="runs", query=BY_RUN)),
-        ("query, spans", ["query", BY_SPAN], "DuckDB", DUCKDB.format(table="spans", query=BY_SPAN)),
-    ]
+    by_case = f"case_id={case} and status=ok"
+    pyarrow = PYARROW.format(columns=COLUMNS, case=case)
+    questions = (  # the name, our words, the library, its code
+        ("ls, last 20", ("ls", "--limit", "20"), "pandas", PANDAS),
+        ("ls --where, one case", ("ls", "--where", by_case), "pyarrow", pyarrow),
+        ("query, runs", ("query", BY_RUN), "DuckDB", DUCKDB.format(table="runs", query=BY_RUN)),
+        ("query, spans", ("query", BY_SPAN), "DuckDB", DUCKDB.format(table="spans", query=BY_SPAN)),
+    )
     num_runs = asked.runs if asked.seconds else 1000
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "results"
@@ -125,8 +117,7 @@ def store(asked: argparse.Namespace) -> Iterator[Row]:
                 library: _timed(partial(run_python, "-c", code, folder)),
                 f"`{question}`": _timed(partial(ppbench, *ours, "--results", folder)),
             }
-            rounds = within(asked.seconds / len(questions), range(8), fewest=4)
-            turns = in_turns(arms, rounds)
+            turns = in_turns(arms, within(asked.seconds / len(questions), range(8), fewest=4))
             yield from _rows(turns, library, [f"`{question}`"])
 
 
@@ -146,12 +137,11 @@ def make_compacted(folder: Path, num_runs: int) -> None:
 # Pages in a browser
 
 DRAWN = """(async () => {
-  while (!(%s)) await new Promise((done) => setTimeout(done, 1));
+  const find = () => document.querySelector(".js-plotly-plot .main-svg");
+  while (!find()) await new Promise((done) => setTimeout(done, 1));
   await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
   return performance.now();
 })()"""
-PLOTLY = "document.querySelector('.js-plotly-plot .main-svg')"
-TIMELINE = "document.querySelector('.chart')?.timeline?.plane"
 OPENED = """\
 name = "opened"
 device = "emulated"
@@ -177,47 +167,25 @@ def report(asked: argparse.Namespace) -> Iterator[Row]:
         sys.exit("commands report: Chromium was not found; install it: apt-get install chromium")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pages = {
-            "plotly.js alone": (folder / "alone.html", PLOTLY),
-            "report of 80 runs": (_report(folder, 10 if asked.seconds else 1), PLOTLY),
-            "timeline of 100,000 spans": (folder / "timeline.html", TIMELINE),
-        }
+        lengths = [16 * n for n in range(1, 11 if asked.seconds else 2)]
+        (folder / "opened.toml").write_text(OPENED.format(lengths=lengths))
+        ppbench("sweep", "opened.toml", folder=folder)
+        (written,) = set((folder / "reports").glob("*.html")) - {folder / "reports" / "index.html"}
+        pages = {"plotly.js alone": folder / "alone.html", "report of 80 runs": written}
         go.Figure(go.Bar(y=[1, 2])).write_html(folder / "alone.html", include_plotlyjs=True)
-        _write_timeline(folder / "timeline.html", 100_000 if asked.seconds else 2000)
         with Browser(folder) as browser:
 
-            def opened(page: Path, is_drawn: str) -> float:
+            def opened(page: Path) -> float:
                 tab = Tab(browser, page, 1440)
-                took_ms = float(str(tab.evaluate(DRAWN % is_drawn)))
+                took_ms = float(str(tab.evaluate(DRAWN)))
                 assert tab.problems() == []
                 tab.close()
                 return took_ms / 1000
 
-            arms = {arm: partial(opened, *of_page) for arm, of_page in pages.items()}
+            arms = {arm: partial(opened, page) for arm, page in pages.items()}
             turns = in_turns(arms, within(asked.seconds, range(24), fewest=4), num_warmup=2)
     base, *heads = pages
     yield from _rows(turns, base, heads)
-
-
-def _report(folder: Path, num_lengths: int) -> Path:
-    """Run a sweep, and return the path of its report."""
-    lengths = [16 * n for n in range(1, 1 + num_lengths)]
-    (folder / "opened.toml").write_text(OPENED.format(lengths=lengths))
-    ppbench("sweep", "opened.toml", folder=folder)
-    return next(page for page in (folder / "reports").glob("*.html") if page.stem != "index")
-
-
-def _write_timeline(page: Path, num_spans: int) -> None:
-    """Write the page of a step of 1F1B on 64 ranks, all durations different."""
-    from ppbench.report.pages.templates import write_page
-    from ppbench.report.pages.timeline import planned_page
-
-    draw = np.random.default_rng(0)
-    lowered = lower(build_program("1f1b", 64, max(64, num_spans // (2 * 64 + 4 * 63))))
-    took = [draw.integers(100_000, 10_000_000) for row in lowered.actions for _ in row]
-    spans = pd.DataFrame(timed(lowered, [list(map(int, took))]).spans())
-    told = {"title": "1f1b", "subtitle": "", "facts": {}}
-    write_page(page, planned_page(spans.assign(waiting_ns=0, num_bytes=2**20), **told))
 
 
 # The simulator beside torch's
@@ -230,15 +198,14 @@ def simulate(asked: argparse.Namespace) -> Iterator[Row]:
     num_actions = 1_000_000 if asked.seconds else 20_000
     launches, rates = list[Rounds](), list[float]()
     for _ in within(asked.seconds, range(8), fewest=3):
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            counted, turns = pool.submit(simulated, num_actions).result()
+        counted, turns = on_ranks(1, "cpu", simulated, num_actions, is_shared=True)[0]
         launches.append(sides(turns, OURS, DRY_RUN))  # seconds: the ratio of rates is the inverse
         rates += [counted / seconds for seconds in turns[OURS]]
     note = f"{statistics.median(rates):,.0f} actions/s"
     yield Row.ratio(f"actions/s over {DRY_RUN}, {counted:,} actions", launches, note=note)
 
 
-def simulated(num_actions: int, num_rounds: int = 4) -> tuple[int, dict[str, list[float]]]:
+def simulated(_fabric: Fabric, num_actions: int) -> tuple[int, dict[str, list[float]]]:
     """The number of actions, and the seconds of both simulators in each round."""
     from torch.distributed.pipelining.schedules import _Action, _simulate_comms_compute
 
@@ -258,7 +225,7 @@ def simulated(num_actions: int, num_rounds: int = 4) -> tuple[int, dict[str, lis
     def dry_run() -> object:
         return _simulate_comms_compute(dict(enumerate(rows)), lambda s: ranks[s], len(ranks))
 
-    turns = in_turns({OURS: _timed(ours), DRY_RUN: _timed(dry_run)}, range(num_rounds))
+    turns = in_turns({OURS: _timed(ours), DRY_RUN: _timed(dry_run)}, range(4))
     return lowered.table.num_actions, turns
 
 
@@ -278,29 +245,23 @@ seq_len = {lengths}
 
 
 def case_cost(asked: argparse.Namespace) -> Iterator[Row]:
-    """Run all cases in one sweep, and one of them alone, in turns."""
+    """Sweep all cases at once, and one of them alone, in turns."""
     lengths = [32 * n for n in range(1, 5)] if asked.seconds else [32]
-    every = {"schedules": ["afab", "1f1b", "zb_h1"], "counts": [4, 8], "lengths": lengths}
+    every: dict[str, Sequence[object]] = {"counts": [4, 8], "lengths": lengths}
+    every["schedules"] = ["afab", "1f1b", "zb_h1"]
     draw, numbers = random.Random(0), count()
-
     with tempfile.TemporaryDirectory() as name:
 
-        def in_a_sweep() -> float:
+        def cost(axes: Mapping[str, Sequence[object]]) -> float:
             folder = Path(name) / str(next(numbers))
-            axes = {axis: json.dumps(values) for axis, values in every.items()}
-            wall_s = seconds_of(lambda: swept(folder, CASES.format(**axes)))
+            text = CASES.format(**{axis: json.dumps(values) for axis, values in axes.items()})
+            wall_s = seconds_of(lambda: swept(folder, text))
             return _beside_steps_s(folder, wall_s)
 
-        def alone() -> float:
-            folder = Path(name) / str(next(numbers))
-            folder.mkdir()
-            axes = {axis: json.dumps([draw.choice(values)]) for axis, values in every.items()}
-            (folder / "alone.toml").write_text(CASES.format(**axes))
-            words = ("-m", SUPERVISOR, "--ranks-per-node=2", "-m", WORKER, "alone.toml")
-            wall_s = seconds_of(lambda: run_python(*words, folder=folder))
-            return _beside_steps_s(folder, wall_s)
-
-        arms = {"a case alone": alone, "a case of a sweep": in_a_sweep}
+        arms = {
+            "a case alone": lambda: cost({axis: [draw.choice(of)] for axis, of in every.items()}),
+            "a case of a sweep": lambda: cost(every),
+        }
         turns = in_turns(arms, within(asked.seconds, range(6), fewest=4), num_warmup=0)
     base, head = arms
     yield from _rows(turns, base, [head])

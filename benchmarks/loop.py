@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import random
 import subprocess
@@ -12,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,7 +67,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def run_python(
-    *words: object, folder: Path = ROOT, tree: Path = ROOT, may_fail: bool = False
+    *words: object, folder: Path = ROOT, tree: Path = ROOT, allowed: Container[int] = (0,)
 ) -> str:
     """Run Python with the code of a work tree, and return what it printed; exits if it fails."""
     command = [sys.executable, *map(str, words)]
@@ -76,33 +75,25 @@ def run_python(
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
-    if done.returncode and not may_fail:
+    if done.returncode not in allowed:
         said = done.stderr[-2000:]
         sys.exit(f"{' '.join(command)}: ended with exit code {done.returncode}\n{said}")
     return done.stdout
 
 
-def ppbench(*words: object, folder: Path = ROOT, tree: Path = ROOT) -> str:
-    """Run a command of ppbench, as a user does."""
-    return run_python("-m", "ppbench", *words, folder=folder, tree=tree)
+def ppbench(*words: object, **how: Any) -> str:
+    """Run a command of ppbench, as a user does; `how` is that of `run_python`."""
+    return run_python("-m", "ppbench", *words, **how)
 
 
-def swept(folder: Path, text: str, *options: object, may_fail: bool = False) -> pd.DataFrame:
-    """Run a sweep file into `folder/results`; return the rows of its runs, which must be ok."""
+def swept(folder: Path, text: str, **how: Any) -> pd.DataFrame:
+    """Run a sweep file into `folder/results`, and return the rows of its runs."""
     from ppbench import load
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sweep.toml").write_text(text, encoding="utf-8")
-    words = ("-m", "ppbench", "sweep", "sweep.toml", "--no-report", *options)
-    run_python(*words, folder=folder, may_fail=may_fail)
+    ppbench("sweep", "sweep.toml", "--no-report", folder=folder, **how)
     return load(folder / "results").runs.sort_values("created_at")
-
-
-def explained(folder: Path) -> dict[str, Any]:
-    """The JSON of `ppbench explain` on the last run there."""
-    words = ppbench("explain", "last", "--format", "json", folder=folder)
-    explanation: dict[str, Any] = json.loads(words)
-    return explanation
 
 
 @contextlib.contextmanager
@@ -118,33 +109,16 @@ def work_tree(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-_BURN = """\
-import sys, time
-share = float(sys.argv[1])
-while True:
-    began_s = time.perf_counter()
-    sum(range(200_000))
-    time.sleep((time.perf_counter() - began_s) * (1 / share - 1))
-"""
-
-
 @contextlib.contextmanager
 def burning(
-    seed: int,
-    num_cores: int,
-    burns_s: float = 8.0,
-    rests_s: float = 16.0,
-    shares: tuple[float, float] = (1.0, 1.0),
+    seed: int, num_cores: int, burns_s: float = 8.0, rests_s: float = 16.0
 ) -> Iterator[None]:
-    """Burn so many cores now and then, at random, until the block ends.
-
-    Each time they burn a share of the cores' time between these two.
-    """
+    """Burn so many cores now and then, at random, until the block ends."""
     over, draw = threading.Event(), random.Random(seed)
 
     def burn() -> None:
         while not over.wait(draw.expovariate(1 / rests_s)):
-            command = [sys.executable, "-c", _BURN, str(draw.uniform(*shares))]
+            command = [sys.executable, "-c", "while True: pass"]
             processes = [subprocess.Popen(command) for _ in range(num_cores)]
             over.wait(draw.expovariate(1 / burns_s))
             for process in processes:

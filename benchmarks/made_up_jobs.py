@@ -112,7 +112,9 @@ class Walk:
         ends = np.stack([self.ends[key] + origins for key in keys])
         actions = [self.rows[rank][position] for rank, position in keys]
         num = num_steps * replicas
-        lanes = [_lane(action.op) for action in actions]
+        lane = {**dict.fromkeys(COMPUTE_OPS, "compute"), **dict.fromkeys(SEND_OPS, "send")}
+        lane |= {**dict.fromkeys(RECV_OPS, "recv"), **dict.fromkeys(_JOINED, "collective")}
+        lanes = [lane[action.op] for action in actions]
         columns = {
             "step": np.tile(np.repeat(np.arange(num_steps), replicas), len(keys)),
             "rank": np.repeat([rank for rank, _ in keys], num),
@@ -126,12 +128,6 @@ class Walk:
             "replica": np.tile(np.arange(replicas), num_steps * len(keys)),
         }
         return pd.DataFrame(columns)[list(COLUMNS)]
-
-
-def _lane(op: Op) -> str:
-    if op in _JOINED:
-        return "collective"
-    return "compute" if op in COMPUTE_OPS else "send" if op in SEND_OPS else "recv"
 
 
 DDP = DataParallel()
@@ -198,14 +194,11 @@ def durations(shape: Shape, rng: np.random.Generator) -> dict[Key, Factors]:
     return took
 
 
-def _usual(_action: Action, _rank: int) -> float:
-    return 1.0
-
-
-def walked(shape: Shape, took: dict[Key, Factors], slow: Slow = _usual) -> Walk:
+def walked(shape: Shape, took: dict[Key, Factors], slow: Slow | None = None) -> Walk:
     """The job in time, with what is slow in it."""
-    rows = shape.lowered.actions
-    slowed = {key: ns * slow(rows[key[0]][key[1]], key[0]) for key, ns in took.items()}
+    rows, slowed = shape.lowered.actions, took
+    if slow is not None:
+        slowed = {key: ns * slow(rows[key[0]][key[1]], key[0]) for key, ns in took.items()}
     return Walk(shape.lowered, {key: ns.astype(np.int64) for key, ns in slowed.items()})
 
 

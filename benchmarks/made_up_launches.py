@@ -30,7 +30,7 @@ from ppbench.display.metrics import METRICS
 from ppbench.judge.evidence import Evidence, Launches, Noise, Rounds
 from ppbench.judge.looks import Looks
 from ppbench.judge.noise import noise_of_launches, noise_of_rounds
-from ppbench.judge.verdicts import Change, Verdict, judge
+from ppbench.judge.verdicts import Verdict, judge
 
 STEP = METRICS["step_ns"]
 BETWEEN, NEIGHBOURS = 0.008, 0.6
@@ -135,8 +135,7 @@ class Looked:
 
     verdict: Verdict
     num_launches: int
-    always_held: bool  # the interval of 95 % held the true difference at all looks
-    held_at_end: bool  # that of a single look after the whole budget
+    held: bool  # the interval of 95 % after the whole budget has the true difference
 
 
 def kinds() -> Iterator[tuple[str, Callable[[np.random.Generator, float], Looked]]]:
@@ -190,22 +189,10 @@ def _looked(
     until: Callable[[int], Evidence], counts: Sequence[int], difference: float, a_launch: int = 1
 ) -> Looked:
     (whole,) = judge(STEP, [until(counts[-1])])
-    first: tuple[Verdict, int] | None = None
-    always = True
+    held = whole.ratio is None or whole.ratio.low <= math.exp(difference) <= whole.ratio.high
     for place, num in enumerate(counts):
         looks = Looks(tuple(counts[: place + 1]), counts[-1])
         (change,) = judge(STEP, [until(num)], looks)
-        if change.is_decided and first is None:
-            first = change.verdict, -(-num // a_launch)
-        always = always and _holds(change, difference)
-        if first is not None and difference:
-            break
-    verdict, num_launches = first or (Verdict.open, -(-counts[-1] // a_launch))
-    return Looked(verdict, num_launches, always, _holds(whole, difference))
-
-
-def _holds(change: Change, difference: float) -> bool:
-    """Whether the interval of 95 % has the true difference in it; an unknown one has."""
-    if change.ratio is None:
-        return True
-    return change.ratio.low <= math.exp(difference) <= change.ratio.high
+        if change.is_decided:
+            return Looked(change.verdict, -(-num // a_launch), held)
+    return Looked(Verdict.open, -(-counts[-1] // a_launch), held)

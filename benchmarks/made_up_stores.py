@@ -10,10 +10,9 @@ an earlier commit tell of their noise.
 
 from __future__ import annotations
 
-import datetime as dt
+import itertools
 import json
 import random
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,20 +23,19 @@ import pandas as pd
 import pyarrow as pa
 
 from engine.plan.action import Op
-from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Lane, Span
 from ppbench.analysis.running import Following
+from ppbench.commits.check import check
+from ppbench.commits.comparison import compare
 from ppbench.comparison.lines import Comparison
 from ppbench.config.case import Case, Measure
 from ppbench.display.cases import varying_axes
 from ppbench.judge.verdicts import SPEED, Verdict
-from ppbench.planning.plan import Configuration, Proposal
-from ppbench.recommendation.trials import trials_of
-from ppbench.report.pages.conclusions import conclude
 from ppbench.report.pages.judgement import judge
 from ppbench.store import Condition, Store
 from ppbench.store.parquet import row_as_table, storable, write_parquet
 
+TOKENS, BEGAN = 4096, pd.Timestamp("2026-01-01T00:00:00Z")
 RUNS_PER_COMMIT = 200
 SPANS_PER_RUN = 120
 
@@ -53,45 +51,52 @@ def cases() -> list[Case]:
     ]
 
 
+def row_of_run(case: Case, at: pd.Timestamp, number: int, step_ns: float) -> dict[str, object]:
+    """The columns that every run has."""
+    return {
+        "run_id": f"{at:%Y%m%dT%H%M%S}000-{number:06x}",
+        "sweep_file": "made_up.toml",
+        "case_id": case.case_id,
+        "launch": 0,
+        "status": "ok",
+        "created_at": at.isoformat(),
+        **case.settings(),
+        **Measure().settings(),
+        "step_ns": step_ns,
+        SPEED: TOKENS / step_ns * 1e9,
+        "last_loss": 4.0,
+        "branch": "main",
+        "is_dirty": False,
+        "fingerprint": "f1f2f3",
+        "environment": json.dumps({"cpu": "made up", "num_cores": 2, "gpus": [], "n": "x" * 200}),
+        "ppbench_version": "0.1.0",
+    }
+
+
 def rows_of_runs(num_runs: int, seed: int = 0) -> Iterator[dict[str, object]]:
-    """Rows of `runs`, oldest first."""
+    """Rows of `runs` of a nightly sweep, oldest first."""
     rng, every = random.Random(seed), cases()
-    settings = [{"case_id": case.case_id, **case.settings()} for case in every]
-    start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     program = json.dumps([[f"{m}F{s}" for m in range(8)] for s in range(8)] * 6)
     for number in range(num_runs):
-        when, case = start + dt.timedelta(seconds=97 * number), number % len(every)
+        at, case = BEGAN + pd.Timedelta(seconds=97 * number), every[number % len(every)]
         commit = f"{number // RUNS_PER_COMMIT:040x}"
-        step_ns = rng.lognormvariate(18, 0.1)
-        yield {
-            "run_id": f"{when:%Y%m%dT%H%M%S}000-{rng.getrandbits(24):06x}",
+        yield row_of_run(case, at, number, rng.lognormvariate(18, 0.1)) | {
             "sweep_id": commit[-12:],
             "sweep_name": "nightly",
-            "sweep_file": "sweeps/nightly.toml",
             "resume_key": f"{rng.getrandbits(48):012x}",
-            "launch": 0,
             "attempt": 1,
             "status": "ok" if rng.random() < 0.98 else "oom",
-            "created_at": when.isoformat(),
-            **settings[case],
-            **Measure().settings(),
-            **{name: step_ns * rng.uniform(0.9, 1.1) for name in ("step_ns", "optimizer_ns")},
-            "tokens_per_s": 1e12 / step_ns,
+            "optimizer_ns": rng.lognormvariate(16, 0.1),
             "bubble_fraction": rng.random(),
             "bubble_fraction_theory": 0.25,
             "peak_memory_bytes": rng.randrange(2**28, 2**30),
             "num_parameters": 8_000_000,
-            "num_stages": every[case].world_size,
-            "following": Following((0,) * every[case].world_size, meets=False).as_json(),
+            "num_stages": case.world_size,
+            "following": Following((0,) * case.world_size, meets=False).as_json(),
             "op_costs_ns": json.dumps({"F": [rng.random() * 1e7 for _ in range(8)]}),
             "cautions": rng.choice(["", "few_steps", "noisy_steps,few_steps"]),
             "program": program,
             "commit": commit,
-            "branch": "main",
-            "is_dirty": False,
-            "fingerprint": "f1f2f3",
-            "environment": json.dumps({"cpu": "a CPU", "num_cores": 8, "gpus": [], "n": "x" * 200}),
-            "ppbench_version": "0.1.0",
         }
 
 
@@ -114,14 +119,12 @@ SETTINGS: Mapping[str, tuple[int, int]] = {
 }
 CAUTIONS = ("busy_machine", "behind_plan", "oversubscribed", "not_finite")
 DIFFERENCES = (0.0, 0.01, 0.03, 0.08)
-NUM_ROUNDS, TOKENS = 8, 4096
-BEGAN = pd.Timestamp("2026-01-01T00:00:00Z")
-CONTRADICT, ONE_DECIDES = "contradict", "one decides"
+NUM_ROUNDS = 8
 Said = Mapping[tuple[str, str], Verdict]
 """The verdict of each pair, a head and its base."""
 
 
-def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
+def make_store_of_pairs(draw: np.random.Generator, folder: Path) -> None:
     """Write a store of sweeps of two commits, or three."""
     schedules = SCHEDULES[: draw.integers(2, 5)]
     axis = str(draw.choice(list(SETTINGS)))
@@ -157,29 +160,15 @@ def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
                     log += draw.normal(0, spread)
                     turns = 1000 * np.exp(log + draw.normal(0, 0.02, NUM_ROUNDS))
                     speed = float(np.median(turns))
-                    row = {
-                        "run_id": f"{at:%Y%m%dT%H%M%S}{value:06}-abcdef",
+                    row = row_of_run(case, at, value, TOKENS / speed * 1e9) | {
                         "sweep_id": sweep,
                         "sweep_name": sweep,
-                        "sweep_file": "made_up.toml",
-                        "case_id": case.case_id,
                         "launch": launch,
-                        "status": "ok",
-                        "created_at": at.isoformat(),
-                        **case.settings(),
                         "measure_resolution": 0.02,
                         "measure_budget": "10m" if has_budget else "",
-                        SPEED: speed,
-                        "step_ns": TOKENS / speed * 1e9,
                         "peak_memory_bytes": peaks[schedule],
-                        "last_loss": 4.0,
                         "cautions": str(draw.choice(CAUTIONS)) if draw.random() < cautioned else "",
                         "commit": COMMITS[sweep],
-                        "branch": "main",
-                        "is_dirty": False,
-                        "fingerprint": "f1f2",
-                        "environment": json.dumps({"cpu": "made up", "num_cores": 2, "gpus": []}),
-                        "ppbench_version": "0.1.0",
                     }
                     if in_turns:  # the commits that are compared took turns too
                         rounds = {"round": list(range(NUM_ROUNDS)), SPEED: turns.tolist()}
@@ -188,56 +177,37 @@ def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
                         row |= {"process_start": start, "rounds": json.dumps(rounds)}
                     tables.append(row_as_table(storable(row), "runs"))
     write_parquet(pa.concat_tables(tables), folder / "runs" / "compacted" / "all.parquet")
-    return Store(folder)
 
 
-def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
-    """Return what a report says of each pair; count where a plan disagrees."""
+def said_of_pairs(folder: Path) -> Iterator[tuple[str, Said, Said]]:
+    """Yield what two commands say of the pairs of a store, with their names."""
+    store = Store(folder)
     runs = store.runs(where=[Condition("sweep_id", "=", ("new",))])
     judged = judge(runs, varying_axes(runs), [store])
-    said: dict[tuple[str, str], Verdict] = {}
+    report: dict[tuple[str, str], Verdict] = {}
     for judgement in judged.judgements:
-        ids = judgement.arms
-        for place, head in enumerate(ids):
-            for other, base in enumerate(ids):
-                if place != other:
-                    change = judgement.change(place, other)
-                    said[head, base] = Verdict.open if change is None else change.verdict
-    own: Counter[str] = Counter()
+        for head, base in itertools.permutations(range(len(judgement.arms)), 2):
+            change = judgement.change(head, base)
+            pair = judgement.arms[head], judgement.arms[base]
+            report[pair] = Verdict.open if change is None else change.verdict
     planned = judge(runs, varying_axes(runs), [store], are_ranks_free=True)
-    own[CONTRADICT] += sum(
-        planned.verdict(*pair) is not verdict
-        for pair, verdict in said.items()
-        if pair in planned.pairs
+    of_plan = {pair: planned.verdict(*pair) for pair in report if pair in planned.pairs}
+    yield "report, plan", report, of_plan
+
+    def compared(*sides: str, **how: Any) -> Said:
+        return said_by(compare(*sides, metrics=[SPEED], results=folder, **how))
+
+    across, every = (
+        compared(across="schedule", runs=["new"], all_pairs=is_all) for is_all in (False, True)
     )
-    proposals = []
-    for schedule in judged.of_runs["schedule"]:
-        program = build_program(schedule, 2, 4)
-        configuration = Configuration(schedule, 2, 1, program.placement, (1, 3), 2, 4, (False,) * 2)
-        figures = ((10, 20), 0.1, 1000.0)
-        proposals.append(Proposal(configuration, program, 100, 95, 105, 90, *figures))
-    trials = trials_of(proposals, list(map(str, judged.of_runs["case_id"])), runs, stores=[store])
-    if trials.conclusions != conclude(planned, runs):
-        own[CONTRADICT] += 1
-    return said, own
+    yield "report, compare --across --all-pairs", report, every
+    yield "compare --across with and without --all-pairs", every, across
+    gate = said_by(check(base="old", head="new", results=folder).comparison)
+    yield "compare, check of two commits", compared("old", "new"), gate
 
 
 def said_by(result: Comparison) -> Said:
     """Return what a comparison says of the throughput of each of its pairs."""
-    keys = {
-        line.series: (line.series.head_key[0], line.series.base_key[0]) for line in result.lines
-    }
-    return {
-        keys[line.series]: line.change.verdict for line in result.lines if line.metric.name == SPEED
-    }
-
-
-def disagreements(one: Said, other: Said) -> tuple[Counter[str], int]:
-    """Count the pairs of which both say something else, by kind, and all of which both speak."""
-    found: Counter[str] = Counter()
-    both = one.keys() & other.keys()
-    for pair in both:
-        if one[pair] is not other[pair]:
-            is_open = Verdict.open in (one[pair], other[pair])
-            found[ONE_DECIDES if is_open else CONTRADICT] += 1
-    return found, len(both)
+    lines = [line for line in result.lines if line.metric.name == SPEED]
+    keys = [(line.series.head_key[0], line.series.base_key[0]) for line in lines]
+    return {key: line.change.verdict for key, line in zip(keys, lines, strict=True)}

@@ -6,7 +6,7 @@ python -m benchmarks.page
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.claims import CLAIMS, GPU_CHECKS, OTHERS, Claim, Standing
@@ -43,19 +43,10 @@ class MixedResultsError(Exception):
     """The results are not of one clean commit."""
 
 
-def main() -> int:
-    """Write the page of the benchmarks."""
-    return _write(PAGE, page_of)
-
-
-def write_gpu_page() -> int:
-    """Write the page of the checks on a GPU."""
-    return _write(GPU_PAGE, gpu_page_of)
-
-
-def _write(page: Path, text_of: Callable[[Path], str]) -> int:
+def main(page: Path = PAGE) -> int:
+    """Write the page of the benchmarks, or that of a GPU."""
     try:
-        text = text_of(RESULTS)
+        text = (gpu_page_of if page == GPU_PAGE else page_of)(RESULTS)
     except MixedResultsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -83,9 +74,9 @@ def page_of(folder: Path) -> str:
     ]
     others = ", ".join(f"`{claim.name}`" for claim in OTHERS)
     last = f"Also measured, in `results/`: {others}. What only a GPU can prove: `make gpu`, "
-    parts = [HEAD, _surroundings(results), *table, ""]
-    parts += ["## Missed", "", *missed, ""] if missed else []
-    return "\n".join([*parts, f"{last}[its page](gpu.md).", ""])
+    missed = ["## Missed", "", *missed, ""] if missed else []
+    parts = [HEAD, _surroundings(results), *table, "", *missed, f"{last}[its page](gpu.md).", ""]
+    return "\n".join(parts)
 
 
 def gpu_page_of(folder: Path) -> str:

@@ -2,15 +2,12 @@
 
     python -m benchmarks.planning [solver] [memory_limits]
 
-`solver` draws problems at random: up to 16 ranks with up to 4 stages each, in a loop or a V, up to
-64 microbatches, F : I : W from 1 : 0.5 : 0.3 to 1 : 1.5 : 1.2, stages that differ by up to 40 % and
-one of them up to twice as heavy, transfers of up to half a forward, and memory for p/3 to 2p
-microbatches. Every program is proved legal, within memory, and as long as the solver says.
-
-`memory_limits` solves nine published settings of one stage per rank (16, 24 and 32 ranks, 3 to 8
-microbatches for each), in microseconds: F takes 2f, the input half of the backward 2b, the weight
-half 2w, a message c. A microbatch holds 34h + 5 x 1024 a from its F on, 32h of which to the end of
-its weight half. Ranks do not meet between steps. The bubble is 1 - computing time / period.
+`solver` draws problems at random: up to 16 ranks with up to 4 stages each, up to 64 microbatches,
+costs and transfers that differ, memory for p/3 to 2p microbatches. Every program is proved legal,
+within memory, and as long as the solver says. `memory_limits` solves nine published settings of
+one stage per rank, in microseconds: F takes 2f, the input half of the backward 2b, the weight half
+2w, a message c. A microbatch holds 34h + 5 x 1024 a from its F on, 32h of which to the end of its
+weight half. Ranks do not meet between steps. The bubble is 1 - computing time / period.
 """
 
 from __future__ import annotations
@@ -78,7 +75,7 @@ def step_of(problem: Problem, program: Program) -> int:
 
 def solver(asked: argparse.Namespace) -> Iterator[Row]:
     """Solve drawn problems; each is a launch of one round, bound and schedule its bases."""
-    over_bound, over_best = dict[bool, list[Rounds]](), list[Rounds]()
+    over_bound, over_best = dict[str, list[Rounds]](), list[Rounds]()
     num_far = num_better = num_proved = 0
     for seed in within(asked.seconds, count(), fewest=10):
         problem = drawn_problem(seed)
@@ -86,8 +83,8 @@ def solver(asked: argparse.Namespace) -> Iterator[Row]:
         check(solution.program, max_held=problem.limits[0])
         step_ns = step_of(problem, solution.program)
         assert step_ns == solution.step_ns >= solution.bound_ns
-        is_tight = problem.limits[0] < problem.placement.num_stages  # memory below p
-        own = over_bound.setdefault(is_tight, [])
+        memory = "below" if problem.limits[0] < problem.placement.num_stages else "above"
+        own = over_bound.setdefault(f"memory {memory} p", [])
         own.append(Rounds((solution.bound_ns,), (step_ns,)))
         num_proved += step_ns == solution.bound_ns
         best_ns = min(steps_of_schedules(problem), default=None)
@@ -98,8 +95,7 @@ def solver(asked: argparse.Namespace) -> Iterator[Row]:
                 num_better += step_ns < best_ns
     every = [one for own in over_bound.values() for one in own]
     yield Row.ratio("step over the bound", every, note=f"{len(every)} problems")
-    for is_tight, own in over_bound.items():
-        name = "memory below p" if is_tight else "memory of p or more"
+    for name, own in over_bound.items():
         yield Row.ratio(f"step over the bound, {name}", own)
     yield Row.share("proved to be as short as can be", num_proved, len(every))
     worst = max(one.head[0] / one.base[0] for one in over_best)

@@ -33,12 +33,7 @@ class RankError(RuntimeError):
 
 
 def on_ranks(
-    num_ranks: int,
-    device_type: str,
-    function: Callable[..., Any],
-    *arguments: Any,
-    is_shared: bool,
-    patience_s: float = PATIENCE_S,
+    num_ranks: int, device_type: str, function: Callable[..., Any], *arguments: Any, is_shared: bool
 ) -> list[Any]:
     """The results of `function(fabric, *arguments)` on each rank.
 
@@ -60,36 +55,32 @@ def on_ranks(
             pipes.append(ours)
             processes.append(process)
         try:
-            return _answers(pipes, patience_s)
+            return _answers(pipes)
         finally:
             for process in processes:
                 process.kill()
                 process.join()
 
 
-def _answers(pipes: list[Connection], patience_s: float) -> list[Any]:
+def _answers(pipes: list[Connection]) -> list[Any]:
     """Every rank's result; the first failure ends it, since others may wait for that rank."""
     results: dict[int, Any] = {}
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + PATIENCE_S
     while len(results) < len(pipes):
         waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
         ready = wait(waiting, max(0.0, deadline - time.monotonic()))
         if not ready:
             missing = [rank for rank in range(len(pipes)) if rank not in results]
-            raise RankError(f"ranks {missing} gave no answer in {patience_s:.0f} s: they hang")
+            raise RankError(f"ranks {missing} gave no answer in {PATIENCE_S:.0f} s: they hang")
         for rank in [rank for rank, pipe in enumerate(pipes) if pipe in ready]:
-            results[rank] = _answer(rank, pipes[rank])
+            try:
+                answer = pickle.loads(pipes[rank].recv_bytes())  # noqa: S301  # of our own process
+            except EOFError:
+                raise RankError(f"rank {rank} {ENDED}") from None
+            failure, results[rank] = answer
+            if failure is not None:
+                raise RankError(f"rank {rank}: {failure}")
     return [results[rank] for rank in range(len(pipes))]
-
-
-def _answer(rank: int, pipe: Connection) -> Any:
-    try:
-        failure, result = pickle.loads(pipe.recv_bytes())  # noqa: S301  # of our own process
-    except EOFError:
-        raise RankError(f"rank {rank} {ENDED}") from None
-    if failure is not None:
-        raise RankError(f"rank {rank}: {failure}")
-    return result
 
 
 def _rank_main(
@@ -115,16 +106,10 @@ def _called(
     os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # NCCL refuses two ranks of a host on one GPU
     torch.set_num_threads(1)
     keep_freed_memory()  # as every rank of a sweep does
-    device = device_of(device_type, 0 if is_shared else rank)
+    device = torch.device(device_type)
+    if device_type != "cpu":
+        device = torch.device(device_type, 0 if is_shared else rank % devices.count())
+        torch.accelerator.set_device_index(device.index)
     dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=num_ranks)
     fabric = Fabric(device, clock_for(device), is_shared)
     return function(fabric, *arguments)
-
-
-def device_of(device_type: str, index: int) -> torch.device:
-    """A device, made the current one."""
-    if device_type == "cpu":
-        return torch.device("cpu")
-    index %= devices.count()
-    torch.accelerator.set_device_index(index)
-    return torch.device(device_type, index)

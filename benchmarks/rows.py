@@ -196,8 +196,8 @@ class Result:
     rows: tuple[Row, ...]
 
     def as_json(self) -> str:
-        """JSON with numbers to six digits; a list of numbers is on one line."""
-        text = json.dumps(_shortened(asdict(self)), indent=1, ensure_ascii=False)
+        """JSON, in which a list of numbers is on one line."""
+        text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
         return _SHORT_LIST.sub(lambda match: f"[{' '.join(match[1].split())}]", text) + "\n"
 
     @classmethod
@@ -210,14 +210,6 @@ class Result:
             rows.append(Row(**{**row, "goal": goal, "values": values}))
         surroundings = Surroundings(**fields["surroundings"])
         return cls(fields["claim"], fields["seconds"], surroundings, tuple(rows))
-
-
-def _shortened(value: object) -> object:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _shortened(item) for key, item in value.items()}
-    return [_shortened(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 Part = Callable[[argparse.Namespace], Iterable[Row]]

@@ -1,23 +1,20 @@
 """How soon a question is answered, and how often an answer is false.
 
     python -m benchmarks.verdicts [answers] [disturbed] [false_claims] [agreement] [history]
-        [--tries 20] [--budget 60s] [--burning 0] [--commits '']
+        [--tries N] [--budget 60s] [--burning 0] [--commits '']
         [--grid 'schedule = ["afab", "1f1b"]']
 
-`answers` asks the same question in an empty folder again and again: `ppbench sweep --budget` asks
-with which of two values of a setting two CPU ranks train llama-8m faster, and with `--commits`
-`ppbench compare --run --budget` whether the second of two commits is as fast as the first. Two
-commits train a model of many small layers; with `--commits '18, 19'` the second does some 5 % more
-work, with the same number twice they are equal. `model.preset = ["tower:build", "tower:more"]` are
-such a pair in one process. `--burning` processes burn a core at times beside it.
+`answers` asks a question in an empty folder again and again: `ppbench sweep --budget` asks with
+which of two values of a setting two CPU ranks train llama-8m faster, and with `--commits`
+`ppbench compare --run --budget` whether the second of two commits is as fast as the first: of
+`--commits '18, 19'` the second does some 5 % more work. `--grid 'model.preset = ["tower:build",
+"tower:more"]'` is such a pair in one process. `--burning` processes burn a core at times beside it.
+`disturbed` asks of two values that mean the same, beside a process that burns a core.
 
-`disturbed` asks the same of two values that mean the same, beside a process that burns a core.
-
-`false_claims` are those of the judge at any look, on made-up rounds and launches of equal sides
-(`benchmarks.made_up_launches`). `wrong same` is `same` where the true difference is 2 %, the
-resolution. `agreement` compares what a report, `compare`, `check` and `plan` say of every pair in
-made-up stores. `history` counts alarms in made-up histories and right answers of made-up
-bisections.
+`false_claims` are those of the judge at any look, on made-up rounds and launches of equal sides.
+`wrong same` is `same` where the true difference is 2 %, the resolution. `agreement` compares what a
+report, `compare`, `check` and `plan` say of every pair in made-up stores. `history` counts alarms
+in made-up histories, and right answers of made-up bisections.
 """
 
 from __future__ import annotations
@@ -27,31 +24,21 @@ import contextlib
 import json
 import math
 import subprocess
-import sys
 import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.loop import burning, within
+from benchmarks.loop import burning, ppbench, within
 from benchmarks.made_up_launches import MODELS, STEP, Looked, kinds
-from benchmarks.made_up_stores import (
-    CONTRADICT,
-    ONE_DECIDES,
-    disagreements,
-    made_up_store,
-    said_by,
-    said_by_report,
-)
+from benchmarks.made_up_stores import make_store_of_pairs, said_of_pairs
 from benchmarks.rows import Row, parser, run
-from ppbench.commits.check import check
-from ppbench.commits.comparison import compare
 from ppbench.errors import ExitCode
 from ppbench.judge.evidence import RESOLUTION, Rounds
 from ppbench.judge.verdicts import SPEED, Verdict
@@ -60,6 +47,8 @@ from ppbench.statistics.change_points import find_changes
 
 # Answers of the command line
 
+DONE = (0, ExitCode.insufficient)
+"""Exit codes of commands: an open verdict is no failure."""
 MODEL = "model.preset"
 EQUALS = 'model.partition = ["uniform", [4, 4]]'
 TOWER = """\
@@ -85,13 +74,9 @@ SWEEP = """\
 name = "answers"
 device = "cpu"
 world_size = 2
-{microbatches}
 seq_len = {seq_len}
-{model}
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = {steps}
+measure = {{warmup_steps = 1, max_warmup_steps = 1, steps = {steps}}}
+{settings}
 {grid}
 """
 
@@ -120,19 +105,17 @@ def _tries(
     key, _, listed = grid.partition("=")
     key, pair = key.strip(), tomllib.loads(f"pair = {listed}")["pair"]
     preset = "tower:build" if commits else "llama-8m"
-    text = SWEEP.format(
-        microbatches=""
-        if key == "num_microbatches"
-        else f"num_microbatches = {asked.microbatches}",
-        seq_len=asked.seq_len,
-        steps=asked.steps,
-        model="" if key == MODEL else f'model.preset = "{preset}"',
-        grid="" if commits else f"[grid]\n{grid}",
-    )
+    settings = {
+        "num_microbatches": f"num_microbatches = {asked.microbatches}",
+        MODEL: f'model.preset = "{preset}"',
+    }
+    lines = "\n".join(line for name, line in settings.items() if name != key)
+    grid = "" if commits else f"[grid]\n{grid}"
+    text = SWEEP.format(seq_len=asked.seq_len, steps=asked.steps, settings=lines, grid=grid)
     seconds, verdicts = list[float](), Counter[str]()
     beside = burning(asked.seed, burning_cores) if burning_cores else contextlib.nullcontext()
     with beside:
-        for number in within(asked.seconds, range(asked.tries)):
+        for number in range(asked.tries) if asked.tries else within(asked.seconds, count()):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
                 (folder / "answers.toml").write_text(text)
@@ -154,10 +137,11 @@ def _of_settings(folder: Path, key: str, pair: list[object], budget: str) -> tup
     Two models do different work, so that a sweep asks nothing of them; it makes ten launches.
     """
     until = ("--set", "measure.launches=10") if key == MODEL else ("--budget", budget)
-    printed = _command(folder, "sweep", "answers.toml", "--no-report", *until)
+    printed = ppbench("sweep", "answers.toml", "--no-report", *until, folder=folder, allowed=DONE)
     base = str(pair[0]).replace(" ", "")
     words = ("--across", key, "--base", base, "--format", "json")
-    verdict, line = _of_speed(json.loads(_command(folder, "compare", *words))["changes"])
+    compared = ppbench("compare", *words, folder=folder, allowed=DONE)
+    verdict, line = _of_speed(json.loads(compared)["changes"])
     answer = printed.rpartition("\n\n")[2].partition("\n")[0]
     return verdict, line if key == MODEL else f"{line}\n    {answer}"
 
@@ -172,7 +156,8 @@ def _of_commits(folder: Path, layers: str, budget: str) -> tuple[str, str]:
         subprocess.run([*git, "add", "tower.py", "answers.toml"], cwd=folder, check=True)
         subprocess.run([*git, "commit", "--quiet", "-m", f"{number}"], cwd=folder, check=True)
     words = ("HEAD~1", "HEAD", "--run", "answers.toml", "--budget", budget, "--format", "json")
-    return _of_speed(json.loads(_command(folder, "compare", *words))["changes"])
+    compared = ppbench("compare", *words, folder=folder, allowed=DONE)
+    return _of_speed(json.loads(compared)["changes"])
 
 
 def _of_speed(changes: list[dict[str, Any]]) -> tuple[str, str]:
@@ -182,15 +167,6 @@ def _of_speed(changes: list[dict[str, Any]]) -> tuple[str, str]:
     if speed["ratio_low"] is not None:
         line += f", {speed['ratio_low'] - 1:+.1%} to {speed['ratio_high'] - 1:+.1%}"
     return speed["verdict"], line
-
-
-def _command(folder: Path, *words: str) -> str:
-    """Run a command of ppbench there, and return what it printed; an open verdict is no failure."""
-    command = [sys.executable, "-m", "ppbench", *words, "--results", str(folder / "results")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, ExitCode.insufficient):
-        sys.exit(done.stderr)
-    return done.stdout
 
 
 # The judge on made-up figures
@@ -217,8 +193,7 @@ def false_claims(asked: argparse.Namespace) -> Iterator[Row]:
 
     yield share("false claims", [one.verdict.is_claim for one in equal])
     yield share("wrong same, of 2 %", [one.verdict is Verdict.same for one in of[RESOLUTION]])
-    yield share("intervals of 95 % that hold", [one.held_at_end for one in equal])
-    yield share("the same at all looks", [one.always_held for one in equal])
+    yield share("intervals of 95 % that hold", [one.held for one in equal])
     yield share("5 % found", [one.verdict is Verdict.slower for one in of[0.05]])
     launches = [float(one.num_launches) for one in of[0.05]]
     yield Row.median("launches until 5 % is found", launches, "")
@@ -228,38 +203,22 @@ def false_claims(asked: argparse.Namespace) -> Iterator[Row]:
 
 def agreement(asked: argparse.Namespace) -> Iterator[Row]:
     """Compare what all commands say of the pairs of made-up stores."""
-    found, nums = Counter[str](), Counter[str]()
-    spoken_of: dict[str, Counter[str]] = {}
+    contradicted, decided_once, nums = Counter[str](), Counter[str](), Counter[str]()
     for number in within(asked.seconds, range(asked.stores)):
         draw = np.random.default_rng([asked.seed, number])
-        with tempfile.TemporaryDirectory() as name:
-            store = made_up_store(draw, folder := Path(name))
-            report, own = said_by_report(store)
-            how: dict[str, Any] = {"metrics": [SPEED], "results": folder}
-            across = {
-                is_all: said_by(compare(across="schedule", runs=["new"], all_pairs=is_all, **how))
-                for is_all in (True, False)
-            }
-            both = said_by(compare("old", "new", **how))
-            gate = said_by(check(base="old", head="new", results=folder).comparison)
-        spoken: Mapping[str, tuple[Any, Any]] = {
-            "report, compare --across --all-pairs": (report, across[True]),
-            "compare --across with and without --all-pairs": (across[True], across[False]),
-            "compare, check of two commits": (both, gate),
-        }
-        spoken_of.setdefault("report, plan", Counter()).update(own)
-        nums["report, plan"] += len(report)
-        for what, sides in spoken.items():
-            kinds_found, num = disagreements(*sides)
-            spoken_of.setdefault(what, Counter()).update(kinds_found)
-            nums[what] += num
-    for of_kind in spoken_of.values():
-        found.update(of_kind)
+        with tempfile.TemporaryDirectory() as folder:
+            make_store_of_pairs(draw, Path(folder))
+            for what, one, other in said_of_pairs(Path(folder)):
+                both = [(one[pair], other[pair]) for pair in one.keys() & other.keys()]
+                differ = [Verdict.open in two for two in both if two[0] is not two[1]]
+                nums[what] += len(both)
+                decided_once[what] += sum(differ)
+                contradicted[what] += len(differ) - sum(differ)
     note = f"of {nums.total():,} pairs"
-    yield Row.exact("pairs that are contradicted", found[CONTRADICT], note=note)
-    yield Row.exact("pairs that only one of both decides", found[ONE_DECIDES], note=note)
-    for what, of_what in spoken_of.items():
-        yield Row.exact(f"{what}: contradicted", of_what[CONTRADICT], note=f"of {nums[what]:,}")
+    yield Row.exact("pairs that are contradicted", contradicted.total(), note=note)
+    yield Row.exact("pairs that only one of both decides", decided_once.total(), note=note)
+    for what, num in nums.items():
+        yield Row.exact(f"{what}: contradicted", contradicted[what], note=f"of {num:,}")
 
 
 NUM_COMMITS, CHANGED_AT, NUM_SEARCHED, MOST_SEARCH_LAUNCHES = 60, 40, 64, 300
@@ -285,9 +244,8 @@ def history(asked: argparse.Namespace) -> Iterator[Row]:
         are_right += _searched(draw)
     every = [one for own in alarms.values() for one in own]
     yield Row.share("histories without a change that alarm", sum(every), len(every))
-    for name in models:
-        yield Row.share(f"{name}: 5 % found", sum(hits[name]), len(hits[name]))
-        yield Row.share(f"{name}: false alarms", sum(alarms[name]), len(alarms[name]))
+    for name, own in hits.items():
+        yield Row.share(f"{name}: 5 % found", sum(own), len(own))
     if are_right:
         yield Row.share("bisections of 5 % that end right", sum(are_right), len(are_right))
 
@@ -311,7 +269,7 @@ PARTS |= {"agreement": agreement, "history": history}
 
 if __name__ == "__main__":
     options = parser(__doc__, PARTS)
-    options.add_argument("--tries", type=int, default=20, help="most answers")
+    options.add_argument("--tries", type=int, help="answers; default: as many as have time")
     options.add_argument("--budget", default="60s", help="of an answer")
     options.add_argument("--grid", default='schedule = ["afab", "1f1b"]', help="TOML of two values")
     options.add_argument("--microbatches", type=int, default=4)

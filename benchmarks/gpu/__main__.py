@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         run_all(chosen, RESULTS, log, last_begin_s=600, beyond_s=0)
-    return page.write_gpu_page()
+    return page.main(page.GPU_PAGE)
 
 
 if __name__ == "__main__":

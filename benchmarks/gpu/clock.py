@@ -9,8 +9,8 @@ host's, of a row of kernels over their number. `synchronisation`: torch raises w
 for the GPU in a turn of steps. `streams`: with fewer hardware queues than streams
 (`CUDA_DEVICE_MAX_CONNECTIONS`), a kernel that waits holds up those behind it on other streams.
 `ahead`: the host keeps the GPU busy, and is no further ahead than it is asked to. `spans` are
-compared with the wall time of a step, and with its kernels as torch's profiler sees them. `turns`
-and `overhead` compare steps with spans and without, in turns.
+compared with the wall time of a step, and with its kernels as torch's profiler sees them. `turns`:
+steps follow each other at once. `overhead` compares turns of steps with spans and without.
 """
 
 from __future__ import annotations
@@ -254,25 +254,12 @@ def covered(ranges: list[tuple[float, float]]) -> float:
 
 
 def turns(device: torch.device) -> Iterator[Row]:
-    """Run turns of steps with spans and without, and look at the gaps between steps."""
-    trainer, first, gaps = trainer_on(device, "1f1b", 4), itertools.count(2, 12), list[float]()
+    """Run turns of steps with spans, and look at the gaps between steps."""
+    trainer, gaps = trainer_on(device, "1f1b", 4), list[float]()
     trainer.steps(range(2))
-
-    def turn(recording: Recording) -> float:
-        at = next(first)
-        wait_for(device)
-        began = time.perf_counter()
-        results = trainer.steps(range(at, at + 12), recording)
-        took = time.perf_counter() - began
-        if recording.has_spans:
-            gaps.extend(_gaps(results))
-        return took
-
-    arms = {"bare": Recording.flight_only, "spans": Recording.spans}
-    both = in_turns({arm: lambda own=own: turn(own) for arm, own in arms.items()}, range(8))  # type: ignore[misc]  # of a default
+    for first in range(2, 98, 12):
+        gaps += _gaps(trainer.steps(range(first, first + 12)))
     trainer.close()
-    name = "a turn with spans over bare steps in a row"
-    yield Row.ratio(name, [sides(both, "bare", "spans")], Goal(None, 1.01), starts=NO_STARTS)
     name = "gap between a step's optimizer and the next step, over the period of steps"
     yield Row.median(name, gaps, "", Goal(None, 0.05))
     overlaps = sum(gap < 0 for gap in gaps)

@@ -19,7 +19,7 @@ AT = 6  # of the forwards so far
 class Faulty(nn.Module):
     """Passes its input on, and acts once."""
 
-    def __init__(self, act: Callable[[torch.device], None]) -> None:
+    def __init__(self, act: Callable[[torch.device], object]) -> None:
         super().__init__()
         self._act, self._num_calls = act, 0
 
@@ -31,39 +31,33 @@ class Faulty(nn.Module):
         return x
 
 
-def _model(act: Callable[[torch.device], None]) -> nn.Sequential:
+def _model(act: Callable[[torch.device], object]) -> nn.Sequential:
     return nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 8), Faulty(act), nn.Linear(8, 256))
 
 
 def sound() -> nn.Sequential:
-    return _model(lambda _device: None)
+    return _model(lambda _: None)
 
 
 def out_of_memory() -> nn.Sequential:
     """Ask for more than any device has."""
-
-    def act(device: torch.device) -> None:
-        torch.empty(2**50, dtype=torch.uint8, device=device)
-
-    return _model(act)
+    return _model(lambda device: torch.empty(2**50, dtype=torch.uint8, device=device))
 
 
 def asserts() -> nn.Sequential:
     """Read beyond the end of a table, which a GPU notices in a kernel."""
-
-    def act(device: torch.device) -> None:
-        table = torch.zeros(4, device=device)
-        table[torch.full((1,), 10**6, dtype=torch.int64, device=device)].sum().item()
-
-    return _model(act)
+    far = [10**6]
+    return _model(
+        lambda device: torch.zeros(4, device=device)[torch.tensor(far, device=device)].tolist()
+    )
 
 
 def is_killed() -> nn.Sequential:
-    return _model(lambda _device: os.kill(os.getpid(), signal.SIGKILL))
+    return _model(lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def stops() -> nn.Sequential:
-    return _model(lambda _device: os.kill(os.getpid(), signal.SIGSTOP))
+    return _model(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
 
 
 after_out_of_memory = after_asserts = after_is_killed = after_stops = sound

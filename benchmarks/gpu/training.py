@@ -247,7 +247,6 @@ def products_beside(fabric: Fabric) -> dict[str, list[float]]:
         dist.barrier(host)
         if receive is not None:
             receive.wait()
-        wait_for(device)
         return took
 
     arms = {"beside": lambda: turn(has_receive=True), "alone": lambda: turn(has_receive=False)}
