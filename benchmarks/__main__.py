@@ -24,10 +24,8 @@ from benchmarks import page
 from benchmarks.claims import CLAIMS, OTHERS, Claim
 from benchmarks.rows import RESULTS, ROOT
 
-LAST_LINES = 20
-LAST_BEGIN_S = 55 * 60
-BEYOND_S = 300
-"""What has begun is ended by itself; what hangs is ended after so much more."""
+LAST_LINES, LAST_BEGIN_S = 20, 55 * 60
+BEYOND_S = 300  # what has begun is ended by itself, and what hangs after so much more
 
 
 def main() -> int:

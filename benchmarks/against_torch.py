@@ -167,7 +167,7 @@ def _share_of_unsplit(schedule: str, num_microbatches: int) -> float:
 CASES = ("torch:1f1b", "engine:1f1b", "torch:zbv", "engine:zbv", "engine:zb_h2")
 SWEPT, LOOPED = "sweep", "loop"
 Turn = Callable[[], float]
-"""Runs a turn; returns the seconds of a step."""
+"""Runs a turn, and returns the seconds of a step."""
 
 
 def running(asked: argparse.Namespace) -> Iterator[Row]:

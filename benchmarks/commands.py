@@ -5,7 +5,7 @@
 `start`: whole processes in turns: `ppbench --help`, `ppbench ls` of 20 runs and `import ppbench`,
 beside `import torch`, which none of them needs. `store`: questions to a compacted store of 100,000
 runs with 12 million spans, beside the shortest program that answers them from the same files with
-pandas, pyarrow or DuckDB. `report`: one headless Chromium opens the report of a sweep of 80 cases
+pandas or DuckDB. `report`: one headless Chromium opens the report of a sweep of 80 cases
 beside a page of plotly.js and two bars, until the first figure is on the screen. `simulate`: a plan
 of interleaved_zb on 8 ranks is simulated with all proofs that it is legal, beside the dry run of
 torch.distributed.pipelining, which plays the same actions in steps of equal length. `case_cost`:
@@ -30,9 +30,9 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.loop import in_turns, ppbench, run_python, seconds_of, sides, swept, within
-from benchmarks.made_up_stores import SPANS_PER_RUN, cases, rows_of_runs, spans_of_run
+from benchmarks.made_up_stores import SPANS_PER_RUN, rows_of_runs, spans_of_run
 from benchmarks.ranks import on_ranks
-from benchmarks.rows import NO_STARTS, ROOT, Row, parser, run
+from benchmarks.rows import NO_STARTS, ROOT, Row, run
 from engine.plan.lower import Policy, lower
 from engine.plan.predict import predict, uniform
 from engine.plan.schedules.registry import build_program
@@ -68,7 +68,6 @@ def start(asked: argparse.Namespace) -> Iterator[Row]:
             "ppbench --help": (PPBENCH, "--help"),
             "ppbench ls": (PPBENCH, "ls", "--results", name),
             "import ppbench": ("import ppbench",),
-            "import engine.plan.predict": ("import engine.plan.predict",),
         }
         arms = {arm: _timed(partial(run_python, "-c", *code)) for arm, code in codes.items()}
         turns = in_turns(arms, within(asked.seconds, range(40), fewest=4))
@@ -81,15 +80,9 @@ def start(asked: argparse.Namespace) -> Iterator[Row]:
 PART = 5000
 BY_RUN = "SELECT schedule, median(tokens_per_s) FROM runs GROUP BY 1"
 BY_SPAN = "SELECT op, sum(end_ns - start_ns) FROM spans GROUP BY 1"
-COLUMNS = "['run_id', 'created_at', 'schedule', 'world_size', 'status', 'tokens_per_s', 'step_ns']"
 PANDAS = (
     "import sys, pandas as pd; print(pd.read_parquet(sys.argv[1] + '/runs')"
     ".sort_values('created_at').tail(20).to_string())"
-)
-PYARROW = (
-    "import sys, pyarrow.dataset as ds; from pyarrow.compute import field as f; "
-    "runs = ds.dataset(sys.argv[1] + '/runs'); print(runs.to_table(columns={columns}, "
-    "filter=(f('case_id') == {case!r}) & (f('status') == 'ok')).to_pandas().to_string())"
 )
 DUCKDB = (
     "import sys, duckdb; files = sys.argv[1] + '/{table}/**/*.parquet'; "
@@ -99,16 +92,12 @@ DUCKDB = (
 
 def store(asked: argparse.Namespace) -> Iterator[Row]:
     """Ask a store and its files the same questions in turns."""
-    case = cases()[5].case_id
-    by_case = f"case_id={case} and status=ok"
-    pyarrow = PYARROW.format(columns=COLUMNS, case=case)
     questions = (  # the name, our words, the library, its code
         ("ls, last 20", ("ls", "--limit", "20"), "pandas", PANDAS),
-        ("ls --where, one case", ("ls", "--where", by_case), "pyarrow", pyarrow),
         ("query, runs", ("query", BY_RUN), "DuckDB", DUCKDB.format(table="runs", query=BY_RUN)),
         ("query, spans", ("query", BY_SPAN), "DuckDB", DUCKDB.format(table="spans", query=BY_SPAN)),
     )
-    num_runs = asked.runs if asked.seconds else 1000
+    num_runs = 100_000 if asked.seconds else 1000
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "results"
         make_compacted(folder, num_runs)
@@ -282,6 +271,4 @@ PARTS = {"start": start, "store": store, "report": report, "simulate": simulate}
 PARTS |= {"case_cost": case_cost}
 
 if __name__ == "__main__":
-    options = parser(__doc__, PARTS)
-    options.add_argument("--runs", type=int, default=100_000, help="of the large store")
-    run("commands", __doc__, PARTS, options)
+    run("commands", __doc__, PARTS)

@@ -1,11 +1,10 @@
 """This work tree and another commit in turns: what a change costs whoever trains or runs commands.
 
-    python -m benchmarks.commits COMMIT [--parts steps commands] [--seconds 600] [--runs 20000]
+    python -m benchmarks.commits COMMIT [--parts steps commands] [--seconds 600]
 
 `steps`: both trees sweep the small model of `benchmarks.against_torch`, and emulated ranks whose
-actions take next to no time, so that the cost of an action beside computing shows. A round is a
-sweep of each. `commands`: both run the same commands on stores with the same runs, as whole
-processes. These ratios belong to a commit, not to the page, and are printed only.
+actions take next to no time. A round is a sweep of each. `commands`: both run the same commands on
+stores with the same runs. These ratios belong to a commit, not to the page, and are printed only.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def commands(trees: Mapping[str, Path], asked: argparse.Namespace) -> Iterator[R
     with tempfile.TemporaryDirectory() as name:
         for side, tree in trees.items():
             swept(Path(name) / side, SHORT, tree=tree)
-            make_compacted(Path(name) / side / "large", asked.runs)
+            make_compacted(Path(name) / side / "large", 20_000)
         for words in WORDS:
             arms = {
                 side: partial(
@@ -107,7 +106,6 @@ def main() -> None:
     options.add_argument("commit", help="the commit that this work tree is compared with")
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--seconds", type=float, default=600, help="of a part")
-    options.add_argument("--runs", type=int, default=20_000, help="runs of the large store")
     asked = options.parse_args()
     with work_tree(asked.commit) as old:
         for part in asked.parts:

@@ -55,14 +55,10 @@ schedule = {schedules}
 VICTIMS = ("controller", "supervisor", "worker", "all")
 MOMENTS = ("start-up", "step", "store", "between")
 SUPERVISOR = "ppbench.run.launch.supervisor"
-START_UP_S, STEPS_S, STORE_S = 10.0, 0.6, 0.1
-"""How long a moment lasts, in which a kill comes at random."""
-MOST_ROWS = 2
-"""Most rows between two kills, so that a sweep comes to its end."""
-PATIENCE_S, GONE_S = 600.0, 20.0
-POLL_S, LOOK_S = 0.005, 0.05
-"""Between two looks, and between those at all journals or all processes, for what lasts."""
-FAILED_RUNS = 4
+START_UP_S, STEPS_S, STORE_S = 10.0, 0.6, 0.1  # how long a moment lasts, with a kill at random
+MOST_ROWS = 2  # between two kills, so that a sweep comes to its end
+PATIENCE_S, GONE_S, LOOK_S, POLL_S = 600.0, 20.0, 0.05, 0.005
+FAILED_RUNS = 4  # exit code
 
 
 def kills(asked: argparse.Namespace) -> Iterator[Row]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -109,26 +107,25 @@ def work_tree(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
+BURN = """\
+import random, sys, time
+draw = random.Random(int(sys.argv[1]))
+while True:
+    time.sleep(draw.expovariate(1 / 16))
+    until = time.monotonic() + draw.expovariate(1 / 8)
+    while time.monotonic() < until:
+        pass
+"""
+
+
 @contextlib.contextmanager
-def burning(
-    seed: int, num_cores: int, burns_s: float = 8.0, rests_s: float = 16.0
-) -> Iterator[None]:
-    """Burn so many cores now and then, at random, until the block ends."""
-    over, draw = threading.Event(), random.Random(seed)
-
-    def burn() -> None:
-        while not over.wait(draw.expovariate(1 / rests_s)):
-            command = [sys.executable, "-c", "while True: pass"]
-            processes = [subprocess.Popen(command) for _ in range(num_cores)]
-            over.wait(draw.expovariate(1 / burns_s))
-            for process in processes:
-                process.kill()
-                process.wait()
-
-    thread = threading.Thread(target=burn)
-    thread.start()
+def burning(seed: int, num_cores: int) -> Iterator[None]:
+    """Burn so many cores for some seconds now and then, at random, until the block ends."""
+    commands = [[sys.executable, "-c", BURN, f"{seed + at}"] for at in range(num_cores)]
+    processes = [subprocess.Popen(command) for command in commands]
     try:
         yield
     finally:
-        over.set()
-        thread.join()
+        for process in processes:
+            process.kill()
+            process.wait()

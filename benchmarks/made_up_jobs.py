@@ -168,10 +168,8 @@ class Job:
 
     culprit: Culprit
     walk: Walk
-    slowness: float
-    """Its steps over the same of the ideal durations."""
-    cost: float
-    """The share of its steps that what was injected took, noise left in both."""
+    slowness: float  # its steps over the same of the ideal durations
+    cost: float  # the share of its steps that what was injected took, noise left in both
 
 
 def named(cause: Straggler | None) -> Culprit:

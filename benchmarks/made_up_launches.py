@@ -1,18 +1,13 @@
 """Made-up launches and rounds, and what the judge says of them: rates of false and right claims.
 
-Launches of one side each, under several models of the noise between launches:
+Launches of one side each deviate by 0.8 %: lognormal, Student's t with three degrees of freedom,
+slower than the fastest one (exponential), some 10 to 35 % longer (disturbed), 30 % of them on a
+level that is 3 % slower (bimodal), with a level that goes 1 % up and down in a day (drift), or each
+correlated by 0.6 with the one before it.
 
-    normal        lognormal, with a deviation of 0.8 %
-    t3            Student's t with three degrees of freedom, scaled by the same deviation
-    exponential   slower than the fastest possible one by 0.8 % in the mean
-    disturbed     normal, and in 10 % or 20 % of launches 10 to 35 % longer
-    bimodal       normal, and in 30 % of launches on a level that is 3 % slower
-    drift         normal, and a level that goes 1 % up and down in the course of a day
-    correlated    normal, and each launch correlated by 0.6 with the one before it
-
-Rounds in turns (`Turns`), base first and head first alternately: a turn scatters, a start decides
-something for the difference, another job makes turns longer at random or for a stretch, a turn's
-noise is correlated with that of the turn before, or the machine gets slower during a launch.
+In rounds in turns (`Turns`), base first and head first alternately, a turn scatters, a start
+decides something for the difference, another job makes turns longer at random or for a stretch, a
+turn's noise is correlated with that of the turn before, or the machine gets slower meanwhile.
 """
 
 from __future__ import annotations
@@ -37,8 +32,7 @@ BETWEEN, NEIGHBOURS = 0.008, 0.6
 DISTURBANCE = (0.10, 0.35)
 NUM_LAUNCHES, NUM_ROUNDS, A_LOOK = 8, 24, 12
 FEWEST_ALONE, MOST_ALONE = 3, 12
-NUM_BEFORE = 10
-"""Launches that have measured how much starts differ, or launches of one side."""
+NUM_BEFORE = 10  # launches that have measured how much starts or launches of one side differ
 
 Floats = npt.NDArray[np.float64]
 Model = Callable[[np.random.Generator, int], Floats]

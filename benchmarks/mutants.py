@@ -3,10 +3,9 @@
     python -m benchmarks.mutants before.json [--rooms engine/plan ppbench/judge] [--per-room 10]
     python -m benchmarks.mutants after.json --again before.json
 
-A mutant is one changed expression. It is planted in a copy of the repository, where the tests of
-the mirrored folder run until one fails, the module's own first. A mutant survives if all pass, and
-is open if they take longer than `--limit` seconds. `--again` plants those that were killed once
-more, wherever their text has moved to in the room: only these can newly survive.
+A mutant is one changed expression in a copy of the repository. The tests of the mirrored folder run
+until one fails; it survives if all pass, and is open if they take longer than `--limit` seconds.
+`--again` plants those that were killed once more, wherever their text has moved to in the room.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -65,8 +64,8 @@ def faults(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 
 def mutations(source: str) -> Iterator[tuple[str, str, str]]:
     """Yield every mutant of a source: its kind, the text that changes, and the whole new source."""
-    encoded, starts = source.encode(), [0]
-    for line in encoded.splitlines(keepends=True):
+    code, starts = source.encode(), [0]
+    for line in code.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     for node in ast.walk(ast.parse(source)):
         for kind, new in faults(node):
@@ -74,23 +73,22 @@ def mutations(source: str) -> Iterator[tuple[str, str, str]]:
             start = starts[node.lineno - 1] + node.col_offset
             end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
             text = ast.unparse(new) if isinstance(new, ast.stmt) else f"({ast.unparse(new)})"
-            mutated = encoded[:start] + text.encode() + encoded[end:]
-            yield kind, ast.unparse(node), mutated.decode()
+            yield kind, ast.unparse(node), (code[:start] + text.encode() + code[end:]).decode()
 
 
 def files_of(room: str) -> list[Path]:
-    """List the sources of a room: those of its folder, of a package's top only those beside it."""
+    """List the sources of a room; of a package's top only those beside it."""
     return sorted((ROOT / room).glob("**/*.py" if "/" in room else "*.py"))
 
 
-def drawn(room: str, number: int, seed: int) -> list[Mutant]:
+def drawn(room: str, number: int) -> list[Mutant]:
     """Draw mutants of a room, each of its faults as likely as any other."""
     every = {
         Mutant(room, str(file.relative_to(ROOT)), kind, text): None
         for file in files_of(room)
         for kind, text, _ in mutations(file.read_text())
     }
-    return random.Random(f"{seed} {room}").sample(list(every), min(number, len(every)))
+    return random.Random(room).sample(list(every), min(number, len(every)))
 
 
 def judged(mutant: Mutant, copied: Path, limit_s: float) -> Mutant:
@@ -105,29 +103,22 @@ def judged(mutant: Mutant, copied: Path, limit_s: float) -> Mutant:
     if not found:
         return replace(mutant, fate="gone")
     file, source = found[0]
-    mirrored = ROOT / "tests" / file.parent
-    while not mirrored.is_dir():
-        mirrored = mirrored.parent
+    folders = [ROOT / "tests" / parent for parent in file.parents]
+    mirrored = next(folder for folder in folders if folder.is_dir())
     tests = sorted(mirrored.glob("**/test_*.py" if "/" in mutant.room else "test_*.py"))
-    module = ".".join(file.with_suffix("").parts)
-    tests.sort(key=lambda test: (test.stem != f"test_{file.stem}", module not in test.read_text()))
+    tests.sort(key=lambda test: test.stem != f"test_{file.stem}")
     names = [mutant.killer] * bool(mutant.killer) + [str(test.relative_to(ROOT)) for test in tests]
     (copied / file).write_text(source)
-    fate, killer = run(copied, names, limit_s)
-    shutil.copy(ROOT / file, copied / file)
-    return replace(mutant, fate=fate, killer=killer)
-
-
-def run(copied: Path, tests: Sequence[str], limit_s: float) -> tuple[str, str]:
-    """Run tests in the copy until one fails: the mutant's fate, and the test that failed."""
-    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *names]
     limited = ["timeout", "--signal=KILL", f"{limit_s}", *pytest]  # all processes of the tests
     variables = os.environ | {"PYTHONPATH": str(copied)}
     done = subprocess.run(limited, cwd=copied, env=variables, stdout=subprocess.PIPE, check=False)
+    shutil.copy(ROOT / file, copied / file)
     if done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return "open", ""
+        return replace(mutant, fate="open")
     failed = [line.split()[1] for line in done.stdout.decode().splitlines() if line[:6] == "FAILED"]
-    return "killed" if done.returncode else "survived", (failed or [""])[0]
+    fate = "killed" if done.returncode else "survived"
+    return replace(mutant, fate=fate, killer=(failed or [""])[0])
 
 
 def main() -> None:
@@ -137,13 +128,12 @@ def main() -> None:
     options.add_argument("--rooms", nargs="+", help="folders to plant mutants in; default: all")
     options.add_argument("--per-room", type=int, default=10)
     options.add_argument("--limit", type=float, default=150.0, help="seconds of tests for a mutant")
-    options.add_argument("--seed", type=int, default=1)
     asked, fates = options.parse_args(), list[Mutant]()
-    every = sorted(str(folder.relative_to(ROOT)) for folder in ROOT.glob("[ep]*/*/"))
-    rooms = asked.rooms or ["engine", "ppbench", *every]
-    mutants = [each for room in rooms for each in drawn(room, asked.per_room, asked.seed)]
-    if asked.again:
-        mutants = [Mutant(**fields) for fields in json.loads(asked.again.read_text())]
+    folders = sorted(str(folder.relative_to(ROOT)) for folder in ROOT.glob("[ep]*/*/"))
+    rooms = asked.rooms or ["engine", "ppbench", *folders]
+    given = json.loads(asked.again.read_text()) if asked.again else []
+    mutants = [Mutant(**each) for each in given]
+    mutants = mutants or [each for room in rooms for each in drawn(room, asked.per_room)]
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(folder) / "copy"
         shutil.copytree(ROOT, copied, ignore=shutil.ignore_patterns(".*", "__pycache__", "build"))

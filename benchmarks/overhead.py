@@ -42,9 +42,8 @@ NUM_STEPS, NUM_ROUNDS, FEWEST_LAUNCHES = 3, 12, 3
 
 def spans(asked: argparse.Namespace) -> Iterator[Row]:
     """Compare each kind of recording with bare steps."""
-    num_rounds, heads = NUM_ROUNDS, ["spans", "flight record", "torch.profiler"]
-    if not asked.seconds:
-        num_rounds, heads = 1, heads[:2]
+    heads = ["spans", "flight record", *["torch.profiler"] * bool(asked.seconds)]
+    num_rounds = NUM_ROUNDS if asked.seconds else 1
     launches = [
         on_ranks(2, "cpu", steps_in_turns, CONFIG, [BARE, *heads], num_rounds, is_shared=False)[0]
         for _ in within(asked.seconds, itertools.count(), FEWEST_LAUNCHES)

@@ -17,20 +17,16 @@ NOT_MEASURED = "not measured at this commit"
 HEAD = """\
 # Benchmarks
 
-This page is made by `python -m benchmarks.page` from `results/*.json`, which have every figure; do
-not edit it. `make bench` measures all rows in an hour at most, on a quiet machine; a row's command
-measures that row.
+`python -m benchmarks.page` makes this page of `results/*.json`, which have every figure; do not
+edit it. `make bench` measures all rows within an hour, on a quiet machine; a row's command one row.
 
-**How it is measured.** Two things are compared in turns, in the order of rounds of `ppbench sweep`.
-Whatever slows the machine then slows both. Launches start new processes, because a start
-decides something too. The judge of `ppbench compare` says the ratio and its 95 % interval (in
-brackets). A share has its exact interval, a median that of order statistics. What is counted or
-computed, or is the largest of all, has none. A goal is *held* if the whole interval keeps it,
-*missed* if the whole interval lies beyond it, else *not decided*. All rows are from one commit
-without changes; the page refuses others.
+**How it is measured.** Two things are compared in turns, in the order of rounds of `ppbench sweep`,
+so that whatever slows the machine slows both. Launches start new processes, because a start decides
+something too. The judge of `ppbench compare` says the ratio and its 95 % interval (in brackets). A
+share has its exact interval, a median that of order statistics. What is counted or computed, or the
+largest of all, has none. A goal is *held* if the whole interval keeps it, *missed* if the whole
+interval lies beyond it, else *not decided*. All rows are of one commit without changes.
 """
-
-
 GPU_HEAD = """\
 # On a GPU
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from benchmarks.claims import CLAIMS, GPU_CHECKS, OTHERS, Goal, Standing
 from ppbench.errors import RepositoryError
@@ -57,16 +58,10 @@ class Row:
 
     @classmethod
     def ratio(
-        cls,
-        name: str,
-        launches: Sequence[Rounds],
-        goal: Goal | None = None,
-        *,
-        starts: Noise | None = None,
-        note: str = "",
+        cls, name: str, launches: Sequence[Rounds], goal: Goal | None = None, **how: Any
     ) -> Row:
-        """The head over the base, by the judge."""
-        return cls.mean_ratio(name, [launches], goal, starts=starts, note=note)
+        """The head over the base, by the judge; `how` is that of `mean_ratio`."""
+        return cls.mean_ratio(name, [launches], goal, **how)
 
     @classmethod
     def mean_ratio(

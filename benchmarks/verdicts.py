@@ -20,7 +20,6 @@ in made-up histories, and right answers of made-up bisections.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import subprocess
@@ -74,8 +73,8 @@ SWEEP = """\
 name = "answers"
 device = "cpu"
 world_size = 2
-seq_len = {seq_len}
-measure = {{warmup_steps = 1, max_warmup_steps = 1, steps = {steps}}}
+seq_len = 64
+measure = {{warmup_steps = 1, max_warmup_steps = 1, steps = 4}}
 {settings}
 {grid}
 """
@@ -95,7 +94,6 @@ def disturbed(asked: argparse.Namespace) -> Iterator[Row]:
     seconds, verdicts = _tries(asked, EQUALS, budget, burning_cores=1)
     num_false = sum(num for verdict, num in verdicts.items() if Verdict(verdict).is_claim)
     yield Row.share("false claims beside another job", num_false, len(seconds))
-    yield Row.median(f"time of an answer with --budget {budget}", seconds, "s")
 
 
 def _tries(
@@ -105,16 +103,12 @@ def _tries(
     key, _, listed = grid.partition("=")
     key, pair = key.strip(), tomllib.loads(f"pair = {listed}")["pair"]
     preset = "tower:build" if commits else "llama-8m"
-    settings = {
-        "num_microbatches": f"num_microbatches = {asked.microbatches}",
-        MODEL: f'model.preset = "{preset}"',
-    }
+    settings = {"num_microbatches": "num_microbatches = 4", MODEL: f'model.preset = "{preset}"'}
     lines = "\n".join(line for name, line in settings.items() if name != key)
     grid = "" if commits else f"[grid]\n{grid}"
-    text = SWEEP.format(seq_len=asked.seq_len, steps=asked.steps, settings=lines, grid=grid)
+    text = SWEEP.format(settings=lines, grid=grid)
     seconds, verdicts = list[float](), Counter[str]()
-    beside = burning(asked.seed, burning_cores) if burning_cores else contextlib.nullcontext()
-    with beside:
+    with burning(asked.seed, burning_cores):
         for number in range(asked.tries) if asked.tries else within(asked.seconds, count()):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
@@ -174,37 +168,31 @@ def _of_speed(changes: list[dict[str, Any]]) -> tuple[str, str]:
 
 def false_claims(asked: argparse.Namespace) -> Iterator[Row]:
     """Judge made-up comparisons of every kind in turn: of equal sides, and of 2 % and 5 %."""
-    every = list(kinds())
-    draws = {name: np.random.default_rng([asked.seed, *name.encode()]) for name, _ in every}
-    found: dict[str, dict[float, list[Looked]]] = {}
-    for _ in within(asked.seconds, range(asked.sequences)):
-        for name, simulate in every:
-            for difference in (0.0, RESOLUTION, 0.05):
-                looked = simulate(draws[name], math.log1p(difference))
-                found.setdefault(name, {}).setdefault(difference, []).append(looked)
-    of = {
-        difference: [one for own in found.values() for one in own[difference]]
-        for difference in (0.0, RESOLUTION, 0.05)
-    }
-    equal = of[0.0]
+    every = [(name, simulate, list[Looked]()) for name, simulate in kinds()]
+    of_2, of_5 = list[Looked](), list[Looked]()
+    draws = {name: np.random.default_rng([asked.seed, *name.encode()]) for name, *_ in every}
+    for _ in within(asked.seconds, count()):
+        for name, simulate, equal in every:
+            for difference, found in ((0.0, equal), (RESOLUTION, of_2), (0.05, of_5)):
+                found.append(simulate(draws[name], math.log1p(difference)))
 
     def share(name: str, are: list[bool]) -> Row:
         return Row.share(name, sum(are), len(are))
 
-    yield share("false claims", [one.verdict.is_claim for one in equal])
-    yield share("wrong same, of 2 %", [one.verdict is Verdict.same for one in of[RESOLUTION]])
-    yield share("intervals of 95 % that hold", [one.held for one in equal])
-    yield share("5 % found", [one.verdict is Verdict.slower for one in of[0.05]])
-    launches = [float(one.num_launches) for one in of[0.05]]
-    yield Row.median("launches until 5 % is found", launches, "")
-    for name, own in found.items():
-        yield share(f"{name}: false claims", [one.verdict.is_claim for one in own[0.0]])
+    equals = [one for *_, equal in every for one in equal]
+    yield share("false claims", [one.verdict.is_claim for one in equals])
+    yield share("wrong same, of 2 %", [one.verdict is Verdict.same for one in of_2])
+    yield share("intervals of 95 % that hold", [one.held for one in equals])
+    yield share("5 % found", [one.verdict is Verdict.slower for one in of_5])
+    yield Row.median("launches until 5 % is found", [float(one.num_launches) for one in of_5], "")
+    for name, _, equal in every:
+        yield share(f"{name}: false claims", [one.verdict.is_claim for one in equal])
 
 
 def agreement(asked: argparse.Namespace) -> Iterator[Row]:
     """Compare what all commands say of the pairs of made-up stores."""
     contradicted, decided_once, nums = Counter[str](), Counter[str](), Counter[str]()
-    for number in within(asked.seconds, range(asked.stores)):
+    for number in within(asked.seconds, count()):
         draw = np.random.default_rng([asked.seed, number])
         with tempfile.TemporaryDirectory() as folder:
             make_store_of_pairs(draw, Path(folder))
@@ -272,12 +260,7 @@ if __name__ == "__main__":
     options.add_argument("--tries", type=int, help="answers; default: as many as have time")
     options.add_argument("--budget", default="60s", help="of an answer")
     options.add_argument("--grid", default='schedule = ["afab", "1f1b"]', help="TOML of two values")
-    options.add_argument("--microbatches", type=int, default=4)
-    options.add_argument("--seq-len", type=int, default=64)
-    options.add_argument("--steps", type=int, default=4, help="fewest steps of a launch")
     options.add_argument("--commits", default="", help="numbers of layers of two commits")
     options.add_argument("--burning", type=int, default=0, help="processes that burn a core")
-    options.add_argument("--sequences", type=int, default=1200, help="most of each kind")
-    options.add_argument("--stores", type=int, default=2000, help="most made-up stores")
     options.add_argument("--seed", type=int, default=38)
     run("verdicts", __doc__, PARTS, options)

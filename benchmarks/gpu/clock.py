@@ -27,21 +27,19 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.claims import Goal
-from benchmarks.gpu.device import BUSY, run_checks, sleep, trainer_on, unknown, wait_for
+from benchmarks.gpu.device import BUSY, config_on, run_checks, sleep, trainer_on, unknown, wait_for
 from benchmarks.loop import in_turns, sides
 from benchmarks.overhead import steps_in_turns
 from benchmarks.ranks import on_ranks
 from benchmarks.rows import NO_STARTS, Row
 from engine.device_variables import prepare
-from engine.model.data import DataSpec
-from engine.model.spec import ModelSpec
 from engine.plan.action import Op
 from engine.plan.schedules.registry import SCHEDULES
 from engine.plan.spans import Lane, Span
 from engine.run.clock import clock_for
 from engine.run.recording import Recording
 from engine.run.streams import MOST_EDGES, Streams
-from engine.trainer import StepResult, Trainer, TrainerConfig
+from engine.trainer import StepResult, Trainer
 
 # Marks
 
@@ -124,9 +122,8 @@ def synchronisation(device: torch.device) -> Iterator[Row]:
     """Issue two steps of each schedule in a row, their reading left aside."""
     for schedule in SCHEDULES:
         trainer = trainer_on(device, schedule, 4)
-        trainer.step(0)  # kernels are loaded
         with forbidden(device) as errors:
-            issued = [trainer.issue(step) for step in (1, 2)]
+            issued = [trainer.issue(step) for step in (2, 3)]
         if not errors:  # else a step has been left half issued
             trainer.read(issued)
         trainer.close()
@@ -179,8 +176,6 @@ def streams(device: torch.device) -> Iterator[Row]:
 def ahead(device: torch.device) -> Iterator[Row]:
     """Issue a step of many computations, and see how many are done when all are issued."""
     trainer = trainer_on(device, "1f1b", 32 if device.type == "cuda" else 4, times_size=BUSY)
-    for step in range(2):
-        trainer.step(step)
     batch = trainer.batch(2)
     wait_for(device)
     began = time.perf_counter()
@@ -203,8 +198,6 @@ def ahead(device: torch.device) -> Iterator[Row]:
 def spans(device: torch.device) -> Iterator[Row]:
     """Compare the computations of a step by their spans with its wall time and its kernels."""
     trainer = trainer_on(device, "1f1b", 8, times_size=BUSY)
-    for step in range(2):
-        trainer.step(step)
     shares = []
     for step in range(2, 10):
         wait_for(device)
@@ -256,7 +249,6 @@ def covered(ranges: list[tuple[float, float]]) -> float:
 def turns(device: torch.device) -> Iterator[Row]:
     """Run turns of steps with spans, and look at the gaps between steps."""
     trainer, gaps = trainer_on(device, "1f1b", 4), list[float]()
-    trainer.steps(range(2))
     for first in range(2, 98, 12):
         gaps += _gaps(trainer.steps(range(first, first + 12)))
     trainer.close()
@@ -279,10 +271,7 @@ def _gaps(results: list[StepResult]) -> Iterator[float]:
 
 def overhead(device: torch.device) -> Iterator[Row]:
     """Compare steps with spans with bare ones, as `benchmarks.overhead` does."""
-    preset = ("llama-160m", "bfloat16") if device.type == "cuda" else ("llama-tiny", "float32")
-    seq_len, size = (512, 16) if device.type == "cuda" else (32, 1)
-    data = DataSpec(seq_len=seq_len, microbatch_size=size, num_microbatches=8)
-    config, arms = TrainerConfig(ModelSpec(*preset), data, "1f1b", 1), ["bare", "spans"]
+    config, arms = config_on(device, "1f1b", 8), ["bare", "spans"]
     launches = [
         on_ranks(1, device.type, steps_in_turns, config, arms, 12, is_shared=True)[0]
         for _ in range(3)

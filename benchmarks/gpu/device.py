@@ -20,8 +20,7 @@ from engine.trainer import Trainer, TrainerConfig, agree
 PRESETS = {"cuda": ModelSpec("llama-160m", "bfloat16"), "cpu": ModelSpec("llama-tiny", "float32")}
 SHAPES = {"cuda": (512, 16), "cpu": (32, 1)}
 """Tokens of a sequence, and sequences of a microbatch, by type of device."""
-BUSY = 4
-"""How many times as large microbatches are where the device is to be busy all the time."""
+BUSY = 4  # times as large are microbatches where the device is to be busy all the time
 Check = Callable[[torch.device], Iterable[Row]]
 
 
@@ -48,16 +47,19 @@ def unknown(name: str, why: str) -> Row:
     return Row(name, math.nan, note=why)
 
 
-def trainer_on(
-    device: torch.device, schedule: str, num_microbatches: int, *, times_size: int = 1
-) -> Trainer:
-    """One rank with all stages on the device; microbatches so many times the usual size."""
+def config_on(device: torch.device, schedule: str, num: int, times_size: int = 1) -> TrainerConfig:
+    """One rank with all stages; so many microbatches, so many times the usual size."""
     seq_len, size = SHAPES[device.type]
-    data = DataSpec(
-        seq_len=seq_len, microbatch_size=times_size * size, num_microbatches=num_microbatches
-    )
+    data = DataSpec(seq_len=seq_len, microbatch_size=times_size * size, num_microbatches=num)
+    return TrainerConfig(PRESETS[device.type], data, schedule, 1)
+
+
+def trainer_on(device: torch.device, schedule: str, num: int, *, times_size: int = 1) -> Trainer:
+    """A trainer on the device that has made two steps."""
     fabric = Fabric(device, clock_for(device), is_device_shared=False)
-    return Trainer(agree(TrainerConfig(PRESETS[device.type], data, schedule, 1), fabric), fabric)
+    trainer = Trainer(agree(config_on(device, schedule, num, times_size), fabric), fabric)
+    trainer.steps(range(2))
+    return trainer
 
 
 def sleep(cycles: int, device: torch.device) -> None:

@@ -46,10 +46,11 @@ def out_of_memory() -> nn.Sequential:
 
 def asserts() -> nn.Sequential:
     """Read beyond the end of a table, which a GPU notices in a kernel."""
-    far = [10**6]
-    return _model(
-        lambda device: torch.zeros(4, device=device)[torch.tensor(far, device=device)].tolist()
-    )
+    return _model(lambda device: torch.arange(4, device=device)[far_on(device)].tolist())
+
+
+def far_on(device: torch.device) -> Tensor:
+    return torch.tensor([10**6], device=device)
 
 
 def is_killed() -> nn.Sequential:

@@ -40,7 +40,7 @@ from engine.trainer import Trainer, TrainerConfig, agree
 
 ON_ONE = (("afab", 2), ("1f1b", 2), ("1f1b", 4), ("interleaved_1f1b", 2), ("zbv", 2))
 OVER_NCCL = ("afab", "1f1b", "interleaved_1f1b", "zbv")
-NUM_MICROBATCHES, TOLERANCE = 4, 1e-10
+NUM_MICROBATCHES, NUM_CASES, TOLERANCE = 4, 12, 1e-10
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,8 @@ def compared(
     device: torch.device, cases: Sequence[tuple[str, int]], *, is_shared: bool
 ) -> Iterator[tuple[Row, str]]:
     """Train each case on ranks, and once on one rank; the row, and what moved messages."""
-    unsplit = train(
-        Fabric(device, clock_for(device), is_device_shared=False), settings_of("afab", 1)
-    )
+    alone = Fabric(device, clock_for(device), is_device_shared=False)
+    unsplit = train(alone, settings_of("afab", 1))
     for num_ranks in sorted({size for _, size in cases}):
         schedules = [schedule for schedule, size in cases if size == num_ranks]
         every = [settings_of(schedule, num_ranks) for schedule in schedules]
@@ -117,8 +116,6 @@ def difference(parts: Sequence[Trained], unsplit: Trained) -> float:
 
 # Memory
 
-NUMBERS = (2, 3, 4, 5)
-
 
 class Peak(NamedTuple):
     """The peak of a step, measured and predicted; None without a prediction."""
@@ -149,10 +146,8 @@ def memory(device: torch.device) -> Iterator[Row]:
 def peaks(schedule: str, device: torch.device) -> list[Peak]:
     """The peak of the third step by number of microbatches."""
     found = []
-    for number in NUMBERS:
+    for number in (2, 3, 4, 5):
         trainer = trainer_on(device, schedule, number)
-        for step in range(2):
-            trainer.step(step)
         use = trainer.measure_memory(2)
         trainer.close()
         found.append(Peak(number, use.peak_bytes, use.predicted_peak_bytes))
@@ -177,8 +172,6 @@ def off_line(found: Sequence[Peak]) -> float:
 
 # Messages
 
-NUM_CASES_IN_A_LAUNCH = 12
-
 
 def messages(device: torch.device) -> Iterator[Row]:
     """Train on ranks with a GPU each, and count the streams of their edges."""
@@ -189,7 +182,7 @@ def messages(device: torch.device) -> Iterator[Row]:
     yield Row.exact("cases over nccl", num_nccl, Goal(len(cases)))
     counts = on_ranks(2, device.type, count_streams, is_shared=False)
     num_edges, num_streams = max(counts)[0], min(fewest for _, fewest in counts)
-    name = f"streams of {num_edges} edges, the fewest of {NUM_CASES_IN_A_LAUNCH} cases in a launch"
+    name = f"streams of {num_edges} edges, the fewest of {NUM_CASES} cases in a launch"
     note = "edges that share a stream serialise, or hang"
     yield Row.exact(name, num_streams, Goal(num_edges), note=note)
 
@@ -197,7 +190,7 @@ def messages(device: torch.device) -> Iterator[Row]:
 def count_streams(fabric: Fabric) -> tuple[int, int]:
     """The edges of this rank, and the fewest streams that their channels had in a launch."""
     fewest, num_edges = 10**6, 0
-    for _ in range(NUM_CASES_IN_A_LAUNCH):
+    for _ in range(NUM_CASES):
         trainer = Trainer(agree(settings_of("interleaved_1f1b", 2), fabric), fabric)
         trainer.step(0)
         channels = list(trainer.runner._opened.values())  # type: ignore[attr-defined]  # the engine's runner
@@ -255,8 +248,7 @@ def products_beside(fabric: Fabric) -> dict[str, list[float]]:
 
 # Memory that is almost full
 
-PATIENCE_S = 15.0
-"""Two steps that take longer are taken to hang, and the ranks are ended."""
+PATIENCE_S = 15.0  # two steps that take longer are taken to hang, and the ranks are ended
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -267,11 +259,9 @@ def memory_full(device: torch.device) -> Iterator[Row]:
         return
     for schedule in ("afab", "zbv"):
         for left in (256, 64) if device.type == "cuda" else (256,):
-            end, is_shared = "ended", device.type == "cpu"
+            end, sizes = "ended", (schedule, left * 2**20)
             try:
-                on_ranks(
-                    2, device.type, fill_and_train, schedule, left * 2**20, is_shared=is_shared
-                )
+                on_ranks(2, device.type, fill_and_train, *sizes, is_shared=device.type == "cpu")
             except RankError as error:
                 end = str(error).strip().splitlines()[-1]
                 if ENDED in str(error):

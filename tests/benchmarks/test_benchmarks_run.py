@@ -68,7 +68,7 @@ def test_an_unknown_name_is_wrong_usage(words, said):
 def test_without_a_gpu_it_says_so_and_writes_nothing(monkeypatch, capsys):
     monkeypatch.setattr(devices, "count", lambda: 0)
     monkeypatch.setattr(on_gpu, "run_all", None)
-    assert on_gpu.main([]) == 0
+    assert on_gpu.main() == 0
     assert "no GPU here" in capsys.readouterr().out
 
 
