@@ -227,6 +227,18 @@ def test_every_file_that_a_page_names_exists(page):
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
 
 
+def test_every_variable_that_the_code_reads_is_on_its_page():
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    sources = [path for room in ("engine", "ppbench") for path in (ROOT / room).rglob("*.py")]
+    read = {
+        name
+        for path in sources
+        for name in re.findall(r'environ(?:\.get\(|\[)"([A-Z_]+)"', path.read_text())
+    }
+    assert len(read) > 6
+    assert [name for name in sorted(read) if f"`{name}`" not in page] == []
+
+
 def test_every_page_that_the_code_names_exists():
     sources = [path for room in ("engine", "ppbench") for path in (ROOT / room).rglob("*.py")]
     named = {
