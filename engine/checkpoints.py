@@ -38,7 +38,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from engine.model.checkpoint import open_tensors, read_json
-from engine.model.split import check_configuration, write_configuration
 from engine.model.stage_module import ModelError
 from engine.model.tokens import identity_of
 from engine.trainer import Trainer
@@ -117,7 +116,7 @@ def save(trainer: Trainer, root: Path, progress: Progress) -> Path:
         write_tensors(_pieces(trainer), storage_writer=writer, **group)
 
     def finish() -> None:
-        write_configuration(trainer.model, aside)
+        trainer.model.write_configuration(aside)
         if trainer.tokenizer is not None:
             trainer.tokenizer.save_pretrained(aside)
         state = {**asdict(progress), **_trained_with(trainer), "files": _files_in(aside)}
@@ -174,7 +173,7 @@ def resume(trainer: Trainer, folder: Path) -> Progress:
             there, ours = (some.get(name, "not there") for some in (saved, expected))
             if there != ours:
                 raise CheckpointError(f"{folder}: {name} is {there}, in the model {ours}")
-        check_configuration(trainer.model, folder)
+        trainer.model.check_configuration(folder)
         return state, list(optimizer)
 
     def read() -> None:

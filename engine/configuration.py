@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -115,25 +116,19 @@ def edges_of(lowered: Program) -> list[Edge]:
     return sorted({edge_of(transfer) for transfer in transfers})
 
 
-def model_of(config: TrainerConfig, device: torch.device, *, is_tried: bool = False) -> Model:
-    """The model, checked against the data. Raises ModelError.
+_opened = functools.lru_cache(maxsize=2)(open_model)
+"""The models that were opened last: each is asked for more than once, and tracing takes seconds."""
 
-    `is_tried`: another rank has tried its architecture, so this one need not. The two models that
-    were opened last are kept: each is asked for more than once, and tracing takes seconds.
-    """
+
+def model_of(config: TrainerConfig, device: torch.device) -> Model:
+    """The model, checked against the data; `agree` tries its architecture. Raises ModelError."""
     data = config.data
     if data.is_variable and config.model.split == "trace":
         message = 'split = "trace" fixes the shape of a microbatch; seq_len cannot be "variable"'
         raise ModelError(message, "model.split")
     shape = (data.microbatch_size, data.longest)
     spec = dataclasses.replace(config.model, partition="uniform")  # it is cut only later
-    key = spec, shape, device
-    model, needs_trial = _OPENED.get(key, (None, False))
-    if model is None or (needs_trial and not is_tried):
-        model = open_model(*key, is_tried=is_tried)
-        _OPENED[key] = model, is_tried
-        for other in list(_OPENED)[:-2]:
-            del _OPENED[other]
+    model = _opened(spec, shape, device)
     if model.task.vocab_size is None:  # the length is that of the factory's batches
         if data.is_variable:
             message = f'{config.model.name} brings its own batches; seq_len cannot be "variable"'
@@ -147,10 +142,6 @@ def model_of(config: TrainerConfig, device: torch.device, *, is_tried: bool = Fa
             "seq_len",
         )
     return model
-
-
-_OPENED: dict[tuple[ModelSpec, tuple[int, int], torch.device], tuple[Model, bool]] = {}
-"""The models that were opened last, and whether their architecture is still to be tried here."""
 
 
 def data_spec_of(config: TrainerConfig, model: Model) -> DataSpec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -25,7 +25,14 @@ from engine.configuration import (
     model_of,
     recomputed_stages,
 )
-from engine.model.partition import BY_COST, Costs, balance, costs_to_balance, partition_layers
+from engine.model.partition import (
+    BY_COST,
+    balance,
+    partition_layers,
+    times_to_balance,
+    totals_of,
+)
+from engine.model.split import try_model
 from engine.model.stage_module import Message
 from engine.plan.program import Program
 from engine.run.layer_costs import measure_model_costs
@@ -39,7 +46,7 @@ class Agreement:
     """What is asked for, with what the ranks have agreed on: all that a trainer is built by."""
 
     config: TrainerConfig
-    program: Program  # with its transfers and collectives
+    lowered: Program  # the program of the step with its transfers and collectives
     partition: list[range]  # the layers of each stage
     shares: list[float]  # each stage's share of what the partition balances, else of the layers
     messages: list[Message]  # what each stage but the last sends for one microbatch, at its longest
@@ -72,15 +79,15 @@ def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
     With one process nothing is communicated; others, which will not train, agree to anything.
     Raises, on all ranks alike, ModelError, PartitionError and what building the program raises.
     """
-    program = lowered_of(config)
+    lowered = lowered_of(config)
     if config.num_processes == 1 and dist.is_initialized() and dist.get_rank() > 0:
-        return Agreement(config, program, [], [], [], [], 0)
-    decide = functools.partial(_decide, config, program, fabric.device)
+        return Agreement(config, lowered, [], [], [], [], 0)
+    decide = functools.partial(_decide, config, lowered, fabric.device)
     decided = decide() if config.num_processes == 1 else broadcast(decide)
-    agreement = Agreement(config, program, *decided)
+    agreement = Agreement(config, lowered, *decided)
     if config.num_processes > 1:
-        ranks = program.placement.ranks
-        fabric.connect(edges_of(program), ranks, agreement.shared, config.replicas)
+        ranks = lowered.placement.ranks
+        fabric.connect(edges_of(lowered), ranks, agreement.shared, config.replicas)
     return agreement
 
 
@@ -89,24 +96,26 @@ def _decide(
 ) -> tuple[list[range], list[float], list[Message], list[Ranks], int]:
     """Decide the fields of the agreement after the program."""
     model, num_stages = model_of(config, device), program.num_stages
+    try_model(model, config.model)
     data = data_spec_of(config, model)
     shape, kind = (data.microbatch_size, data.longest), config.model.partition
-    recomputed, costs = recomputed_stages(config, num_stages), Costs((1.0,) * model.num_layers)
+    recomputed = recomputed_stages(config, num_stages)
+    parts: Sequence[float] = [0, *[1] * model.num_layers, 0]  # what a partition balances
     if kind in BY_COST:
-        costs = model.costs
+        parts = model.part_sizes
         if kind == "measured" and num_stages > 1:
             autocast = autocast_of(config.autocast, device)
             measured = measure_model_costs(
                 *(model, shape, device, autocast, config.optimizer), recompute=all(recomputed)
             )
-            costs = costs_to_balance(measured)
-        partition = balance(costs, num_stages)
+            parts = times_to_balance(measured)
+        partition = balance(parts, num_stages)
     else:
         partition = partition_layers(kind, model.num_layers, num_stages)
     ranks = program.placement.ranks
     weights = model.shared_weights(partition)
     owners = [ranks_of((stage for stage, _ in weight.owners), ranks) for weight in weights]
-    totals = costs.of_stages(partition)
+    totals = totals_of(parts, partition)
     return (
         partition,
         [total / max(sum(totals), 1e-30) for total in totals],

@@ -2,7 +2,7 @@
 
 The answer to a `CostRequest`, which `engine.describe` prints as JSON:
 
-    {"costs": [{"microbatch_size": 1, "recompute": false, "costs": {...}}, ...],
+    {"costs": [{"microbatch_size": 1, "recompute": false, "before": {...}, ...}, ...],
      "left_out": [{"microbatch_size": 64, "recompute": false, "reason": "..."}],
      "link": {...}, "device_name": "...", "problem": null}
 
@@ -29,8 +29,7 @@ from engine import device_variables
 from engine.connection import autocast_of
 from engine.interfaces import keep_to_loopback
 from engine.model.descriptions import CostRequest
-from engine.model.facts import spec_of
-from engine.model.split import open_model
+from engine.model.split import open_model, try_model
 from engine.model.stage_module import ModelError, first_line
 from engine.plan.model_costs import LinkCosts, ModelCosts
 from engine.run import device as devices
@@ -68,9 +67,9 @@ def answer_to(request: CostRequest) -> Answer:
                 reason = f"no room for it: {first_line(error)}"
                 answer["left_out"].append({**setting, "reason": reason})
             else:
-                answer["costs"].append({**setting, "costs": dataclasses.asdict(costs)})
+                answer["costs"].append({**setting, **dataclasses.asdict(costs)})
         if request.has_link:
-            _tell("the link between two ranks")
+            tell("the link between two ranks")
             link = _measured_link(request.device)
             answer["link"] = None if link is None else dataclasses.asdict(link)
     except ModelError as error:
@@ -84,18 +83,19 @@ def _measured(
     request: CostRequest, size: int, device: torch.device, *, recompute: bool
 ) -> ModelCosts:
     shape = (size, request.seq_len)
-    model = open_model(spec_of(request.identity), shape, device)
+    model = open_model(request.identity.spec, shape, device)
+    try_model(model, request.identity.spec)
     force_ieee()
     if model.max_positions is not None and request.seq_len > model.max_positions:
         raise ModelError(
             f"seq_len is {request.seq_len}, more than the {model.max_positions} positions of "
-            f"{request.identity.model}; at most {model.max_positions}",
+            f"{request.identity.spec.name}; at most {model.max_positions}",
             "seq_len",
         )
-    name = f"{request.identity.model}, microbatches of {size}{', recomputed' * recompute}"
+    name = f"{request.identity.spec.name}, microbatches of {size}{', recomputed' * recompute}"
 
-    def tell(done: int, total: int) -> None:
-        _tell(f"{name}: {done} of {total} parts")
+    def tell_parts(done: int, total: int) -> None:
+        tell(f"{name}: {done} of {total} parts")
 
     return measure_model_costs(
         model,
@@ -105,7 +105,7 @@ def _measured(
         OptimizerSpec(**request.optimizer),  # type: ignore[arg-type]  # checked by the caller
         recompute=recompute,
         budget_s=request.budget_s,
-        on_progress=tell,
+        on_progress=tell_parts,
     )
 
 
@@ -143,5 +143,6 @@ def _measure_as(rank: int, kind: str, folder: str) -> LinkCosts | None:
         dist.destroy_process_group()
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Tell how far the work is, on standard error."""
     print(text, file=sys.stderr, flush=True)

@@ -37,7 +37,7 @@ class EmulatedTrainer:
         flight: Flight = NO_FLIGHT,
     ) -> None:
         self.agreement, config, place = agreement, agreement.config, Place.of(agreement.config)
-        self.replica, self.rank, self.program = place.replica, place.rank, agreement.program
+        self.replica, self.rank, self.program = place.replica, place.rank, agreement.lowered
         self._clock, messages = fabric.clock, agreement.messages
         wake_on_time()  # before the channels' threads, which inherit it
         delays_ns = emulation.delays_ns(edges_of(self.program))

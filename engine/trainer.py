@@ -156,13 +156,13 @@ class Trainer:
         rank's stages as `modules_of` makes them; None: they are made here.
         """
         config = self.config = agreement.config
-        self.agreement, self.planned = agreement, agreement.program
+        self.agreement = agreement
         place = Place.of(config)
         self.replica, self.rank, self.ranks = place.replica, place.rank, place.ranks
         self.everyone, self.same_rank = place.everyone, place.same_rank
         self.fabric, self.device = fabric, fabric.device
-        placement = self.planned.placement
-        self.model = model_of(config, self.device, is_tried=True)
+        placement = agreement.lowered.placement
+        self.model = model_of(config, self.device)
         self.tokenizer = tokenizer_of(config)
         self._data = data_of(config, self.model, self.tokenizer, self.device)
         self.partition, self.messages = agreement.partition, agreement.messages
@@ -416,10 +416,10 @@ class Trainer:
 def modules_of(agreement: Agreement, fabric: Fabric) -> dict[int, StageModule]:
     """Make this rank's stages, with their weights. Raises ModelError, perhaps on one rank alone."""
     config, device = agreement.config, fabric.device
-    model = model_of(config, device, is_tried=True)
+    model = model_of(config, device)
     return {
         stage: model.build_stage(agreement.partition, stage, device)
-        for stage in agreement.program.placement.stages_of(Place.of(config).rank)
+        for stage in agreement.lowered.placement.stages_of(Place.of(config).rank)
     }
 
 
@@ -437,18 +437,18 @@ class Executing(Executor):
         delays_ns: Mapping[Edge, int] | None = None,
     ) -> None:
         """`delays_ns`: by how much longer the messages of an edge shall take, for emulation."""
-        config, place, program = agreement.config, Place.of(agreement.config), agreement.program
+        config, place, lowered = agreement.config, Place.of(agreement.config), agreement.lowered
         is_variable, messages = config.data.is_variable, agreement.messages
         self._opened = fabric.open_channels(
-            edges_of(program),
-            tuple(place.ranks[rank] for rank in program.placement.ranks),
+            edges_of(lowered),
+            tuple(place.ranks[rank] for rank in lowered.placement.ranks),
             messages,
             config.data.num_microbatches,
             with_shapes=is_variable,
             delays_ns=delays_ns,
         )
         super().__init__(
-            program,
+            lowered,
             place.rank,
             stages,
             self._opened,
@@ -459,7 +459,7 @@ class Executing(Executor):
             place.replica,
             look_ahead,
         )
-        self.lowered = program
+        self.lowered = lowered
         self.messages: Messages | None = None
         if not is_variable:  # else the first microbatch does not tell what others cost
             self.messages = Messages(
@@ -497,7 +497,7 @@ def _rehearse(trainer: Trainer, stages: Mapping[int, Stage]) -> None:
 
     Sharded parameters are gathered for it: every replica rehearses the same stages.
     """
-    data, row = trainer.config.data, trainer.planned.actions[trainer.rank]
+    data, row = trainer.config.data, trainer.agreement.lowered.actions[trainer.rank]
     example = trainer.model.task.example(data.microbatch_size, data.longest)
     inputs, targets = (tensor.to(trainer.device) for tensor in example)
     for index, stage in stages.items():
@@ -540,7 +540,7 @@ def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
 
 def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
     config, module = trainer.config, trainer.modules[index]
-    row = trainer.planned.actions[trainer.rank]
+    row = trainer.agreement.lowered.actions[trainer.rank]
     sends = None if module.is_last else trainer.messages[index]
     receives = None if module.is_first else trainer.messages[index - 1]
     autocast = autocast_of(config.autocast, trainer.device)

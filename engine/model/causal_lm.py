@@ -17,16 +17,19 @@ is replaced by what was received. (3) What leaves the list is what is sent.
 
 from __future__ import annotations
 
+import copy
 import inspect
+import json
+import re
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from engine.model.factory import check_hooks, hook_on
-from engine.model.partition import Costs
+from engine.model.checkpoint import read_json
 from engine.model.stage_module import (
     Message,
     ModelError,
@@ -35,9 +38,9 @@ from engine.model.stage_module import (
     StageModule,
     TensorSpec,
 )
-from engine.model.storages import first_names, sources_of
-from engine.model.structure import Plan, in_words
-from engine.model.task import NextToken, Own, Task
+from engine.model.storages import sources_of
+from engine.model.structure import CutPlan, in_words
+from engine.model.task import FactoryTask, NextToken, Task
 
 CAUSAL = "engine_causal"
 """transformers' SDPA attention under a name for which it builds no mask.
@@ -47,6 +50,10 @@ would make the host wait for the device in each forward.
 """
 AttentionInterface.register(CAUSAL, sdpa_attention_forward)
 
+_MAY_DIFFER = re.compile(
+    r"transformers_version|_name_or_path|architectures|(torch_)?dtype|use_cache|.*_token_id|.*dropout.*"
+)
+"""Settings of a configuration that do not decide what the weights mean."""
 _KEYS = "name its module in model.before_layers or model.after_layers"
 Fill = Callable[[PreTrainedModel], None]
 """Gives a cut model, which is on the meta device, its weights, on the CPU."""
@@ -78,7 +85,7 @@ class CausalLMStage(StageModule):
     """A transformers model without what belongs to other stages."""
 
     def __init__(
-        self, model: PreTrainedModel, plan: Plan, layers: range, *, is_first: bool, is_last: bool
+        self, model: PreTrainedModel, plan: CutPlan, layers: range, *, is_first: bool, is_last: bool
     ) -> None:
         super().__init__(layers, is_first=is_first, is_last=is_last)
         self.model, self._listed = model, plan.layers
@@ -149,20 +156,18 @@ class CausalLM:
         self,
         build: Callable[[], PreTrainedModel],
         fill: Fill,
-        plan: Plan,
-        hooked: Collection[str] = (),
-        own: Own | None = None,
+        plan: CutPlan,
+        task: FactoryTask | None = None,
     ) -> None:
         """`build` makes the whole model on the meta device; `fill` gives a cut one its weights.
 
-        `hooked` are the weights whose own hooks look at their gradients, `own` the batches and loss
-        that a factory brings.
+        `task` is what a factory trains on, if it says so.
         Raises ModelError when the plan does not say where every parameter belongs.
         """
         self._build, self._fill, self.plan = build, fill, plan
         skeleton = build()
         self.config: PreTrainedConfig = skeleton.config
-        self.architecture = type(skeleton).__name__
+        self.kind, self.architecture = type(skeleton), type(skeleton).__name__
         self._sources = sources_of(skeleton, skeleton.all_tied_weights_keys)
         self._names = [name for name, _ in skeleton.named_parameters(remove_duplicate=False)]
         there = dict(skeleton.named_modules(remove_duplicate=False))
@@ -180,51 +185,27 @@ class CausalLM:
                 f'"{homeless[0]}" belongs, which has parameters: before {plan.layers} come '
                 f"{in_words(plan.before)}, after it {in_words(plan.after)}; {fix}"
             )
-        buffers = first_names(skeleton.named_buffers(remove_duplicate=False))
-        self._shared_buffers = {name: first for name, first in buffers.items() if name != first}
         layers = plan.layers_of(skeleton)
-        self._hooked = frozenset(hooked)
-        # Where a cut goes through: on all that the list is in, and the last layer.
-        self._last = f"{plan.layers}.{len(layers) - 1}"
-        cut = (*plan.path, self._last)
-        hooks = {name or self.architecture: hook_on(there[name]) for name in cut}
-        self._hooks = {name: what for name, what in hooks.items() if what}
         self.num_layers = len(layers)
         self.num_parameters = _num_parameters(skeleton)
         text = self.config.get_text_config()
         self._vocab_size, self._width = int(text.vocab_size), int(text.hidden_size)
-        self.task: Task = own or NextToken(self._vocab_size)
+        self.task: Task = task or NextToken(self._vocab_size)
         self.max_positions: int | None = getattr(text, "max_position_embeddings", None)
         self.dtype = skeleton.dtype
         before, after = (
             sum(_num_parameters(there[name]) for name in names)
             for names in (plan.before, plan.after)
         )  # tied weights count on both
-        self.costs = Costs(tuple(_num_parameters(layer) for layer in layers), before, after)
+        self.part_sizes: tuple[int, ...] = (before, *map(_num_parameters, layers), after)
 
     def skeleton(self) -> PreTrainedModel:
         """The whole model without its weights, made anew."""
         return self._build()
 
     def shared_weights(self, partition: Partition) -> list[SharedWeight]:
-        """Raises ModelError for what is shared, or hooked, in a way that no cut can keep."""
         if len(partition) == 1:
             return []
-        for name, first in self._shared_buffers.items():
-            stages = self._stage_of(first, partition), self._stage_of(name, partition)
-            if stages[0] != stages[1]:
-                raise ModelError(
-                    f"{self.architecture}: the buffers {first} and {name} are one tensor, but on "
-                    f"the stages {stages[0]} and {stages[1]}; keep their layers on one stage "
-                    "(partition), or give each its own"
-                )
-        for name, what in self._hooks.items():
-            if name != self._last or not (partition[-1] or "backward" not in what):
-                raise ModelError(
-                    f"{self.architecture}: {name} has a {what}, which would see only a stage's "
-                    "part of the model; register it on a layer that is not cut, or train on one "
-                    "stage"
-                )
         aliases: dict[str, list[str]] = {}
         for name in self._names:
             aliases.setdefault(self._sources.get(name, name), []).append(name)
@@ -235,7 +216,6 @@ class CausalLM:
                 owners.setdefault(self._stage_of(name, partition), name)
             if len(owners) > 1:
                 shared.append(SharedWeight(source, tuple(owners.items())))
-        check_hooks(self.architecture, self._hooked, shared)
         return shared
 
     def _stage_of(self, name: str, partition: Partition) -> int:
@@ -254,6 +234,28 @@ class CausalLM:
     def output(self, batch: int, seq_len: int) -> TensorSpec:
         ids, _ = self.task.example(batch, seq_len)
         return TensorSpec((*ids.shape, self._vocab_size), self.dtype)
+
+    def write_configuration(self, folder: Path) -> None:
+        self._saved_configuration().save_pretrained(folder)
+
+    def check_configuration(self, folder: Path) -> None:
+        """Refuse a checkpoint of a model with as many weights that computes something else."""
+        path = folder / "config.json"
+        theirs = read_json(path)
+        ours = json.loads(self._saved_configuration().to_json_string())
+        same_version = theirs.get("transformers_version") == ours.get("transformers_version")
+        names = theirs.keys() | ours.keys() if same_version else theirs.keys() & ours.keys()
+        for name in sorted(names):
+            if theirs.get(name) != ours.get(name) and not _MAY_DIFFER.fullmatch(name):
+                saved, now = (json.dumps(values.get(name))[:200] for values in (theirs, ours))
+                raise ModelError(
+                    f"{path}: {name} is {saved}, the model's {now}: it is of another model"
+                )
+
+    def _saved_configuration(self) -> PreTrainedConfig:
+        config = copy.deepcopy(self.config)
+        config.architectures = [self.architecture]
+        return config
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         layers = partition[stage]

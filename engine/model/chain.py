@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from engine.model.factory import Caster, Factory, check_hooks, hook_on
-from engine.model.partition import Costs
+from engine.model.factory import Caster, Factory
 from engine.model.stage_module import (
     Message,
     ModelError,
@@ -47,7 +47,7 @@ _Edge = tuple[Node, int]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChainPiece:
     """A part of the chain, and the names of the values that it takes and gives."""
 
     module: nn.Module
@@ -101,7 +101,7 @@ class ChainStage(StageModule):
 
     def __init__(
         self,
-        pieces: list[Piece],
+        pieces: list[ChainPiece],
         layers: range,
         takes: tuple[str, ...],
         gives: tuple[str, ...],
@@ -175,8 +175,8 @@ class Chain:
     def __init__(
         self,
         factory: Factory,
-        pieces: list[Piece],
-        realise: Callable[[nn.Module, list[Piece]], list[Piece]],
+        pieces: list[ChainPiece],
+        realise: Callable[[nn.Module, list[ChainPiece]], list[ChainPiece]],
         dtype: torch.dtype,
         shape: tuple[int, int],
         task: Task,
@@ -195,22 +195,18 @@ class Chain:
         self.max_positions: int | None = None
         self.task = task
         sizes = [sum(p.numel() for p in set(piece.tensors().values())) for piece in pieces]
-        self.costs = Costs(tuple(sizes))
+        self.part_sizes: tuple[int, ...] = (0, *sizes, 0)
 
-    @property
     def skeleton(self) -> nn.Module:
         """The whole module on fake tensors."""
         return self._factory.skeleton
 
     def shared_weights(self, partition: Partition) -> list[SharedWeight]:
-        """Raises ModelError for one whose own hooks would see parts of its gradient."""
         owners: dict[str, list[tuple[int, str]]] = {}
         for stage, layers in enumerate(partition):
             for name in sorted(self._names(layers)):
                 owners.setdefault(name, []).append((stage, name))
-        shared = [SharedWeight(n, tuple(o)) for n, o in sorted(owners.items()) if len(o) > 1]
-        check_hooks(self._factory.name, self._factory.hooked, shared)
-        return shared
+        return [SharedWeight(n, tuple(o)) for n, o in sorted(owners.items()) if len(o) > 1]
 
     def messages(self, partition: Partition, batch: int, seq_len: int) -> list[Message]:
         """Raises ModelError for a module that fails, and for what cannot be sent."""
@@ -284,6 +280,12 @@ class Chain:
     def _called(self, index: int) -> str:
         return self._pieces[index].prefix.rstrip(".") or f"traced piece {index}"
 
+    def write_configuration(self, folder: Path) -> None:
+        """Write nothing: the factory is the configuration."""
+
+    def check_configuration(self, folder: Path) -> None:
+        """Accept any: names and shapes of tensors are compared elsewhere."""
+
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         layers = partition[stage]
         module = self._factory.build(self._names(layers))
@@ -336,11 +338,11 @@ def sequential(factory: Factory, dtype: torch.dtype, shape: tuple[int, int], tas
     names = list(skeleton._modules)  # named_children() leaves out what was there before
     values = [INPUT, *(f"after {name}" for name in names[:-1]), OUTPUT]
     pieces = [
-        Piece(getattr(skeleton, name), f"{name}.", (values[i],), (values[i + 1],), True, name)
+        ChainPiece(getattr(skeleton, name), f"{name}.", (values[i],), (values[i + 1],), True, name)
         for i, name in enumerate(names)
     ]
 
-    def realise(module: nn.Module, owned: list[Piece]) -> list[Piece]:
+    def realise(module: nn.Module, owned: list[ChainPiece]) -> list[ChainPiece]:
         return [replace(p, module=module.get_submodule(p.prefix.rstrip("."))) for p in owned]
 
     return Chain(factory, pieces, realise, dtype, shape, task)
@@ -356,12 +358,6 @@ def _check_plain(name: str, skeleton: nn.Sequential) -> None:
             f'"{name}": the nn.Sequential is a {kind.__name__} with a forward of its own, '
             "which running its children in a row would leave out; return a plain "
             f"nn.Sequential, {_OR_TRACE}",
-            "model.split",
-        )
-    if what := hook_on(skeleton):
-        raise ModelError(
-            f'"{name}": the nn.Sequential has a {what}, but stages run its children only; '
-            f"register it on a child, {_OR_TRACE}",
             "model.split",
         )
     if not len(skeleton) or None in skeleton._modules.values():

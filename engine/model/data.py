@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from engine.model.sequences import (
     PackedSequences,
     Sequences,
     SyntheticSequences,
+    WholeBatch,
     collate,
 )
 from engine.model.tokens import DataError, load_tokenizer, open_tokens
@@ -41,11 +42,11 @@ if TYPE_CHECKING:
 __all__ = [
     "IGNORED",
     "VARIABLE",
-    "Data",
     "DataError",
     "DataSpec",
     "Loader",
     "StepBatch",
+    "TextLoader",
     "load_tokenizer",
 ]
 
@@ -108,17 +109,6 @@ class StepBatch:
         return StepBatch(inputs, targets, self.num_tokens)
 
 
-class Whole(Protocol):
-    """A step's batch as the loader hands it over; its own `pin_memory` pins it."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Targets that count."""
-
-    def split(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Inputs and targets per microbatch."""
-
-
 class Loader:
     """Draws the batch of any step; steps in order come from a loader of torch that works ahead."""
 
@@ -126,7 +116,7 @@ class Loader:
         self,
         rows: Dataset[Any],
         rows_from: Callable[[int], Iterator[list[int]]],
-        collate: Callable[[Any], Whole],
+        collate: Callable[[Any], WholeBatch],
         num_workers: int,
         *,
         pin_memory: bool = False,
@@ -134,7 +124,7 @@ class Loader:
         """`rows_from(step)` has the rows of each step from that one on, `collate` makes a batch."""
         self._rows, self._rows_from, self._collate = rows, rows_from, collate
         self._num_workers, self._pin_memory = num_workers, pin_memory
-        self._batches: Iterator[Whole] | None = None
+        self._batches: Iterator[WholeBatch] | None = None
         self._next_step = 0
 
     def step(self, step: int) -> StepBatch:
@@ -145,7 +135,7 @@ class Loader:
         """
         if self._batches is None or step != self._next_step:
             self.close()
-            loader: DataLoader[Whole] = DataLoader(
+            loader: DataLoader[WholeBatch] = DataLoader(
                 self._rows,
                 batch_sampler=self._rows_from(step),
                 num_workers=self._num_workers,
@@ -173,7 +163,7 @@ class Loader:
         self._batches = None
 
 
-class Data(Loader):
+class TextLoader(Loader):
     """Draws the batches of a text, or of random tokens.
 
     Step `k` is made of sequences `k·B … k·B+B-1` of an endless order: epoch after epoch over the

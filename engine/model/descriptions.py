@@ -6,24 +6,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from engine.model.partition import Costs
+from engine.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The settings that say which model it is, and with which tokenizer."""
+    """A model that somebody asks about, and with which tokenizer."""
 
-    model: str
-    split: str
-    split_points: tuple[str, ...]
-    weights: str
-    trust_remote_code: bool
-    dtype: str
+    spec: ModelSpec
     tokenizer: str
-    layers: str = ""
-    before_layers: tuple[str, ...] = ()
-    after_layers: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Identity:
+        """The identity of its values, as JSON has them."""
+        spec: dict[str, Any]
+        spec = {n: tuple(v) if isinstance(v, list) else v for n, v in values["spec"].items()}
+        return cls(ModelSpec(**spec), values["tokenizer"])
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Facts:
     num_parameters: int | None = None
     tokenizer_size: int | None = None  # the highest id, plus one; None: text is read as bytes
     problem: Problem | None = None
-    costs: Costs | None = None  # parameters of each layer, and before and after the layers
+    part_sizes: tuple[int, ...] = ()  # parameters before the layers, of each, after them
     targets_per_sample: int | None = None  # of a factory's own batches; None: trained on text
 
 

@@ -20,7 +20,7 @@ import importlib
 import os
 import random
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,13 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from engine.model.stage_module import ModelError, SharedWeight
-from engine.model.storages import first_names, overlapping, own_tensors
+from engine.model.stage_module import ModelError
+from engine.model.storages import first_names, own_tensors
 
 Description = dict[str, tuple[str, tuple[int, ...]]]
 """Each name of a parameter or buffer -> the first name of the same tensor, and its shape."""
@@ -65,15 +64,6 @@ class Factory:
         _check_weights(name, self.skeleton)
         if self.brought is not None:
             self.build(set())
-
-    @property
-    def hooked(self) -> set[str]:
-        """Canonical names of the parameters whose own hooks look at their gradients."""
-        return {
-            name
-            for name, parameter in self.skeleton.named_parameters()
-            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks
-        }
 
     def build(self, owned: set[str]) -> nn.Module:
         """The module with real buffers and, by canonical name, the owned parameters; else meta.
@@ -165,7 +155,6 @@ class Factory:
         return module
 
     def _called(self) -> nn.Module:
-        hooks = _global_hooks()
         try:
             returned = self._call()
         except (MemoryError, torch.OutOfMemoryError):  # says nothing of the model
@@ -174,16 +163,6 @@ class Factory:
             message = f'"{self.name}": the factory failed: {type(error).__name__}: {error}'
             raise ModelError(message) from error
         module, self.brought = parts_of(self.name, returned)
-        # They would run in every module of the process, stages included, once per call.
-        added = [now - then for now, then in zip(_global_hooks(), hooks, strict=True)]
-        if any(added):
-            for of_kind, new in zip(_GLOBAL_HOOKS, added, strict=True):
-                for key in new:
-                    del of_kind[key]
-            raise ModelError(
-                f'"{self.name}": the factory registers hooks for all modules '
-                "(torch.nn.modules.module.register_module_...); register them on its own modules"
-            )
         return module
 
 
@@ -284,35 +263,6 @@ def own_torch_numbers() -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=used, device_type=accelerator.type)
 
 
-_HOOKS = {
-    "_forward_pre_hooks": "forward pre-hook",
-    "_forward_hooks": "forward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-    "_backward_hooks": "backward hook",
-}
-
-
-def hook_on(module: nn.Module) -> str:
-    """The kind of hook that is registered on this module itself; empty for none."""
-    return next((what for name, what in _HOOKS.items() if getattr(module, name)), "")
-
-
-def check_hooks(name: str, hooked: Collection[str], shared: list[SharedWeight]) -> None:
-    """Refuse hooks that would see parts of a weight's gradient, one on each stage.
-
-    `hooked`: the weights with hooks. Raises ModelError.
-    """
-    for weight in shared:
-        names = {own for _, own in weight.owners} | {weight.name}
-        if not names.isdisjoint(hooked):
-            stages = " and ".join(str(stage) for stage, _ in weight.owners)
-            raise ModelError(
-                f'"{name}": {" and ".join(sorted(names))} has a hook on its gradient and is shared '
-                f"by stages {stages}, where each has only a part of that gradient; keep its uses "
-                "on one stage (partition), or remove the hook"
-            )
-
-
 def parts_of(name: str, returned: object) -> tuple[nn.Module, Brought | None]:
     """The module that a factory returned, and the batches and loss beside it, if there are any.
 
@@ -355,39 +305,14 @@ def find_factory(name: str) -> Callable[[], object]:
     return called
 
 
-_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
-    torch_module._global_forward_pre_hooks,
-    torch_module._global_forward_hooks,
-    torch_module._global_backward_pre_hooks,
-    torch_module._global_backward_hooks,
-)
-
-
-def _global_hooks() -> list[set[int]]:
-    return [set(hooks) for hooks in _GLOBAL_HOOKS]
-
-
 def _check_weights(name: str, module: nn.Module) -> None:
-    """Refuse weights that could not be trained as the module's author would train them."""
+    """Refuse a module without anything to train, or without its shapes."""
     for key, parameter in module.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise ModelError(
                 f'"{name}": {key} is a lazy parameter, whose shape is known only after a forward; '
                 "state the input's size, or let the factory run the module once"
             )
-    for key, inner in module.named_modules():
-        if isinstance(inner, nn.Embedding | nn.EmbeddingBag) and inner.sparse:
-            raise ModelError(
-                f'"{name}": {key} has sparse gradients, which fused optimizers do not take; '
-                "set sparse=False"
-            )
-    shared = overlapping(module)
-    if shared is not None:
-        raise ModelError(
-            f'"{name}": {shared[0]} and {shared[1]} lie in the same memory but are not one '
-            "parameter, so what trains one changes the other; assign the nn.Parameter itself to "
-            "share a weight, or clone it"
-        )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ModelError(
             f'"{name}": no parameter requires a gradient, so there is nothing to train'

@@ -32,7 +32,7 @@ def flop_facts(model: Model) -> FlopFacts:
     if model.task.vocab_size is None:  # what is counted as a token is not what is computed
         return FlopFacts(None, note="not given: the factory brings its own batches")
     if isinstance(model, Chain):
-        return FlopFacts(num_multiplying(model.skeleton), note="attention is not known")
+        return FlopFacts(num_multiplying(model.skeleton()), note="attention is not known")
     from engine.model.causal_lm import CausalLM  # a chain needs no transformers
 
     if not isinstance(model, CausalLM):

@@ -7,8 +7,7 @@ What comes before the layers (embeddings) always belongs to the first stage, wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from engine.plan.model_costs import ModelCosts
@@ -22,27 +21,17 @@ class PartitionError(ValueError):
     """The requested partition does not fit the model or the number of stages."""
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What each layer costs, and what the first and the last stage bear besides; one unit."""
-
-    layers: tuple[float, ...]
-    before: float = 0
-    after: float = 0
-
-    def of_stages(self, partition: list[range]) -> list[float]:
-        """Each stage's total."""
-        totals = [sum(self.layers[layer] for layer in layers) for layers in partition]
-        totals[0] += self.before
-        totals[-1] += self.after
-        return totals
+def totals_of(parts: Sequence[float], partition: Sequence[range]) -> list[float]:
+    """Each stage's total of what stands before the layers, of each layer, and what follows them."""
+    totals = [sum(parts[layers.start + 1 : layers.stop + 1]) for layers in partition]
+    totals[0] += parts[0]
+    totals[-1] += parts[-1]
+    return totals
 
 
-def costs_to_balance(measured: ModelCosts) -> Costs:
-    """Nanoseconds of a forward and a whole backward."""
-    parts = measured.before, *measured.layers, measured.after
-    before, *layers, after = (part.forward_ns + part.backward_ns for part in parts)
-    return Costs(tuple(layers), before, after)
+def times_to_balance(measured: ModelCosts) -> list[float]:
+    """Nanoseconds of a forward and a whole backward of each part of a model."""
+    return [part.forward_ns + part.backward_ns for part in measured.parts]
 
 
 def partition_layers(
@@ -74,29 +63,31 @@ def partition_layers(
     return _ranges(counts)
 
 
-def balance(costs: Costs, num_stages: int) -> list[range]:
+def balance(parts: Sequence[float], num_stages: int) -> list[range]:
     """The partition whose most costly stage costs least; exact, by dynamic programming.
 
+    `parts` are the costs of what stands before the layers, of each layer, and of what follows them.
     Of several such partitions, the one with the smallest sum of squares: the other stages are
     evened out as well. Takes num_stages x layers² steps, twice: first for how little the most
     costly stage can cost, then for the squares of stages that cost no more.
     """
-    largest, _ = _best_cuts(costs, num_stages, max, math.inf)
-    _, cuts = _best_cuts(costs, num_stages, lambda squares, cost: squares + cost * cost, largest)
+    largest, _ = _best_cuts(parts, num_stages, max, math.inf)
+    _, cuts = _best_cuts(parts, num_stages, lambda squares, cost: squares + cost * cost, largest)
     return [range(start, end) for start, end in zip((0, *cuts), cuts, strict=False)]
 
 
 def _best_cuts(
-    costs: Costs, num_stages: int, joined: Joined, limit: float
+    parts: Sequence[float], num_stages: int, joined: Joined, limit: float
 ) -> tuple[float, tuple[int, ...]]:
     """The least that the costs of the stages join to, none above the limit, and where each ends."""
-    num_layers = len(costs.layers)
-    upto = [0.0, *accumulate(costs.layers)]
+    before_layers, *layers, after_layers = parts
+    num_layers = len(layers)
+    upto = [0.0, *accumulate(layers)]
     # best[end]: what the stages so far join to, which own the layers < end, and their cuts
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ()), *[(math.inf, ())] * num_layers]
     for stage in range(num_stages):
-        own = costs.before if stage == 0 else 0.0
-        own += costs.after if stage == num_stages - 1 else 0.0
+        own = before_layers if stage == 0 else 0.0
+        own += after_layers if stage == num_stages - 1 else 0.0
         longer: list[tuple[float, tuple[int, ...]]] = []
         for end in range(num_layers + 1):
             options = []

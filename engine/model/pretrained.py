@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import json
-import re
 from pathlib import Path
 
 import torch
@@ -29,13 +27,11 @@ from engine.model.presets import PRESETS
 from engine.model.probe import plan_of
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import Model, ModelError, first_line
-from engine.model.task import Own
+from engine.model.task import FactoryTask
 from engine.model.weights import cast_parameters, copy_tensors, initialise, read_checkpoint
 
 
-def from_factory(
-    factory: Factory, spec: ModelSpec, is_tried: bool, own: Own | None = None
-) -> Model:
+def from_factory(factory: Factory, spec: ModelSpec, task: FactoryTask | None = None) -> Model:
     skeleton = factory.skeleton
     assert isinstance(skeleton, PreTrainedModel)
 
@@ -50,11 +46,10 @@ def from_factory(
         owned = {factory.canonical[name] for name, _ in model.named_parameters()}
         copy_tensors(factory.build(owned), model)
 
-    plan = plan_of(skeleton, spec, is_tried=is_tried)
-    return CausalLM(build, fill, plan, factory.hooked, own)
+    return CausalLM(build, fill, plan_of(skeleton, spec), task)
 
 
-def from_name(spec: ModelSpec, is_tried: bool) -> Model:
+def from_name(spec: ModelSpec) -> Model:
     preset = PRESETS.get(spec.name)
     config = preset_config(spec.name) if preset else read_config(spec.name, spec.trust_remote_code)
     files = [] if preset or spec.weights == "random" else _weight_files(spec.name, config)
@@ -80,8 +75,7 @@ def from_name(spec: ModelSpec, is_tried: bool) -> Model:
         else:
             initialise(model, spec.seed, whole)
 
-    plan = plan_of(build(), spec, is_tried=is_tried or preset is not None)
-    return CausalLM(build, fill, plan)
+    return CausalLM(build, fill, plan_of(build(), spec))
 
 
 def preset_config(name: str) -> LlamaConfig:
@@ -178,36 +172,3 @@ def _nothing_there(name: str) -> str:
 
 def _first_sentence(error: Exception) -> str:
     return first_line(error) or type(error).__name__
-
-
-def write_configuration_of(model: Model, folder: Path) -> None:
-    """What `AutoModelForCausalLM.from_pretrained` needs, beside saved tensors."""
-    _saved_configuration(model).save_pretrained(folder)
-
-
-def _saved_configuration(model: Model) -> PreTrainedConfig:
-    assert isinstance(model, CausalLM)
-    config = copy.deepcopy(model.config)
-    config.architectures = [model.architecture]
-    return config
-
-
-_MAY_DIFFER = re.compile(
-    r"transformers_version|_name_or_path|architectures|(torch_)?dtype|use_cache|.*_token_id|.*dropout.*"
-)
-"""Settings that do not decide what the weights mean."""
-
-
-def check_configuration_of(model: Model, folder: Path) -> None:
-    """Refuse a checkpoint of a model with as many weights that computes something else."""
-    path = folder / "config.json"
-    theirs = read_json(path)
-    ours = json.loads(_saved_configuration(model).to_json_string())
-    same_version = theirs.get("transformers_version") == ours.get("transformers_version")
-    names = theirs.keys() | ours.keys() if same_version else theirs.keys() & ours.keys()
-    for name in sorted(names):
-        if theirs.get(name) != ours.get(name) and not _MAY_DIFFER.fullmatch(name):
-            saved, now = (json.dumps(values.get(name))[:200] for values in (theirs, ours))
-            raise ModelError(
-                f"{path}: {name} is {saved}, the model's {now}: it is of another model"
-            )

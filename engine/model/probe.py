@@ -26,9 +26,9 @@ from engine.model.author import Pair, farthest, largest, pairs_of_gradients, tra
 from engine.model.causal_lm import CausalLM, with_plain_attention
 from engine.model.data import StepBatch
 from engine.model.partition import partition_layers
-from engine.model.spec import DTYPES, ModelSpec
+from engine.model.spec import ModelSpec
 from engine.model.stage_module import ModelError, StageModule, first_line
-from engine.model.structure import Plan, declared_plan, found_plan
+from engine.model.structure import CutPlan, declared_plan, found_plan
 from engine.model.tiny import VOCAB_SIZE, tiny_config
 from engine.model.weights import initialise
 
@@ -101,6 +101,7 @@ class Tiny:
             raise ModelError(f"{name}: a small model of it does not run: {reason}")
         self.plan = declared or found_plan(self.whole(), self.batch.inputs[0], keys)
 
+    @functools.cached_property
     def difference(self) -> float:
         """How far it is from transformers' own model when it is cut. Raises ModelError if far."""
         fill = functools.partial(initialise, seed=0, rebuild=self.whole)
@@ -141,25 +142,27 @@ class Tiny:
         return ModelError(f"architecture {self.name} cannot be split: {why}")
 
 
-def plan_of(model: PreTrainedModel, keys: ModelSpec, *, is_tried: bool) -> Plan:
-    """The plan by which a model is cut; tried, unless it is. Raises ModelError where none is exact.
+def plan_of(model: PreTrainedModel, keys: ModelSpec) -> CutPlan:
+    """The plan by which a model is cut, which may not be exact. Raises ModelError without one."""
+    declared = None if keys.has_plan else declared_plan(model)
+    return declared or _tiny_of(model.config, keys, type(model)).plan
 
-    A tiny model is made by the model's own class, which may be a user's.
-    """
-    if is_tried and not keys.has_plan and (declared := declared_plan(model)):
-        return declared
-    owner = type(model)
+
+def try_architecture(model: CausalLM, keys: ModelSpec) -> None:
+    """Raise ModelError unless a tiny model like this one is exact when it is cut."""
+    _ = _tiny_of(model.config, keys, model.kind).difference
+
+
+def _tiny_of(config: PreTrainedConfig, keys: ModelSpec, owner: type[PreTrainedModel]) -> Tiny:
+    """A tiny model, made by the model's own class, which may be a user's. Kept."""
     parts = keys.layers, keys.before_layers, keys.after_layers
-    key = (model.config.to_json_string(use_diff=False), owner, parts, is_tried)
-    if key not in _PLANS:
-        tiny = Tiny(model.config, keys, owner)
-        if not is_tried:
-            tiny.difference()
-        _PLANS[key] = tiny.plan
-    return _PLANS[key]
+    key = config.to_json_string(use_diff=False), owner, parts
+    if key not in _KEPT:
+        _KEPT[key] = Tiny(config, keys, owner)
+    return _KEPT[key]
 
 
-_PLANS: dict[object, Plan] = {}
+_KEPT: dict[object, Tiny] = {}
 
 
 def _train(model: CausalLM, stages: Sequence[StageModule], batch: StepBatch) -> float:
@@ -199,7 +202,7 @@ def _whole(
     config: PreTrainedConfig, kind: str, owner: type[PreTrainedModel] | None
 ) -> PreTrainedModel:
     make = AutoModelForCausalLM.from_config if owner is None else owner._from_config
-    model: PreTrainedModel = make(copy.deepcopy(config), dtype=DTYPES[kind])
+    model: PreTrainedModel = make(copy.deepcopy(config), dtype=getattr(torch, kind))
     return nn.Module.train(model)
 
 
@@ -229,7 +232,7 @@ def check_architectures(names: Sequence[str]) -> Iterator[Check]:
             tiny = Tiny(config, ModelSpec(), None)
             check = replace(check, plan="declared" if tiny.is_declared else "found")
             check = replace(check, dtype=tiny.kind, num_parameters=tiny.num_parameters)
-            check = replace(check, status="exact", largest_difference=tiny.difference())
+            check = replace(check, status="exact", largest_difference=tiny.difference)
         except ModelError as error:
             check = replace(check, reason=str(error))
         except Exception as error:

@@ -11,6 +11,7 @@ not serve for that: theirs is one epoch, drawn from a random state that must be 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -124,33 +125,39 @@ class Order:
         return int(self._permutation[position])
 
 
-@dataclass(frozen=True)
-class FlatBatch:
-    """A step's batch in one tensor.
+Shapes = tuple[tuple[int, ...], ...]
+"""The shape of each microbatch's tensor."""
 
-    A worker process sends one file descriptor and the loader pins one block, however many
+
+@dataclass(frozen=True)
+class WholeBatch:
+    """A step's batch in two tensors: its microbatches, flattened, end to end.
+
+    A worker process sends two file descriptors and the loader pins two blocks, however many
     microbatches there are.
     """
 
-    values: Tensor  # [inputs or targets, token], int64: the microbatches, flattened, end to end
-    shapes: tuple[tuple[int, int], ...]  # per microbatch: [sequence, token]
+    inputs: Tensor
+    targets: Tensor
+    input_shapes: Shapes
+    target_shapes: Shapes
     num_tokens: int  # targets that count
 
-    def pin_memory(self) -> FlatBatch:
+    def pin_memory(self) -> WholeBatch:
         """Called by torch's loader."""
-        return replace(self, values=self.values.pin_memory())
+        return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
 
     def split(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs and targets per microbatch, as views."""
-        sizes = [rows * width for rows, width in self.shapes]
-        inputs, targets = (
-            tuple(part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
-            for parts in (torch.split(row, sizes) for row in self.values)
-        )
-        return inputs, targets
+        return _views(self.inputs, self.input_shapes), _views(self.targets, self.target_shapes)
 
 
-def collate(sequences: Sequence[Array], microbatch_size: int) -> FlatBatch:
+def _views(flat: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
+    parts = flat.split([math.prod(shape) for shape in shapes])
+    return tuple(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+
+
+def collate(sequences: Sequence[Array], microbatch_size: int) -> WholeBatch:
     """Cut a step's sequences into microbatches, each padded to its own longest sequence."""
     blocks = []  # inputs and targets of each microbatch, `[2, sequence, token]`
     for start in range(0, len(sequences), microbatch_size):
@@ -161,8 +168,8 @@ def collate(sequences: Sequence[Array], microbatch_size: int) -> FlatBatch:
             block[0, row, : len(sequence) - 1] = sequence[:-1]
             block[1, row, : len(sequence) - 1] = sequence[1:]
         blocks.append(block)
-    return FlatBatch(
-        torch.from_numpy(np.concatenate([block.reshape(2, -1) for block in blocks], axis=1)),
-        tuple((block.shape[1], block.shape[2]) for block in blocks),
-        sum(len(sequence) - 1 for sequence in sequences),
-    )
+    inputs, targets = np.concatenate([block.reshape(2, -1) for block in blocks], axis=1)
+    shapes = tuple((block.shape[1], block.shape[2]) for block in blocks)
+    num_tokens = sum(len(sequence) - 1 for sequence in sequences)
+    flat = torch.from_numpy(inputs), torch.from_numpy(targets)
+    return WholeBatch(*flat, shapes, shapes, num_tokens)

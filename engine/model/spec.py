@@ -1,14 +1,17 @@
-"""The part of a configuration that names the model and says how it is cut."""
+"""The part of a configuration that names the model and says how it is cut.
+
+Plain values, also for processes that do not import torch.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from engine.model.presets import PRESETS
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,7 @@ class ModelSpec:
     """What is trained and how it is cut.
 
     `name` is a preset, a hub id, a local checkpoint folder or `package.module:factory`.
+    `dtype` is `float32`, `float64` or `bfloat16`.
     `partition` is `uniform`, `parameters`, `measured` or the number of layers of each stage.
     `weights` are a checkpoint's own where there is one (`auto`), or `random` from `seed`.
     `split = "trace"` cuts a factory's module before the submodules named in `split_points`.
@@ -37,7 +41,10 @@ class ModelSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     @property
     def has_plan(self) -> bool:

@@ -1,4 +1,4 @@
-"""What every kind of model offers: its layers' costs, the messages between stages, the stages.
+"""What every kind of model offers: its layers' sizes, the messages between stages, the stages.
 
 Three kinds are cut differently (`causal_lm`, `chain`, and `traced`, a chain whose pieces torch
 has cut) and run alike.
@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from engine.model.partition import Costs
 
 if TYPE_CHECKING:
     from engine.model.task import Task
@@ -133,15 +132,12 @@ class Model(Protocol):
 
     num_parameters: int
     num_layers: int
+    part_sizes: tuple[int, ...]  # parameters of what is before the layers, of each, of what follows
     task: Task
     max_positions: int | None  # None: no limit known
 
     def __hash__(self) -> int:
         """Models are told apart by identity."""
-
-    @property
-    def costs(self) -> Costs:
-        """Parameters of each layer, and of what comes before and after the layers."""
 
     def shared_weights(self, partition: Partition) -> list[SharedWeight]:
         """The weights that several stages own under this partition."""
@@ -151,6 +147,12 @@ class Model(Protocol):
 
     def output(self, batch: int, seq_len: int) -> TensorSpec:
         """Return the shape and dtype of what the last stage makes of one microbatch."""
+
+    def write_configuration(self, folder: Path) -> None:
+        """Beside saved tensors: what `AutoModelForCausalLM.from_pretrained` needs; else nothing."""
+
+    def check_configuration(self, folder: Path) -> None:
+        """Compare the model with the configuration beside saved tensors. Raises ModelError."""
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         """One stage with its weights on `device`, and nothing of the others anywhere."""

@@ -20,7 +20,7 @@ from engine.model.stage_module import ModelError
 
 
 @dataclass(frozen=True)
-class Plan:
+class CutPlan:
     """Which stage has which part of a model: names of modules, all of them from its root."""
 
     before: tuple[str, ...]  # on the first stage
@@ -46,7 +46,7 @@ class Plan:
         return next(is_in, "")
 
 
-def declared_plan(model: PreTrainedModel) -> Plan | None:
+def declared_plan(model: PreTrainedModel) -> CutPlan | None:
     """The plan that the architecture declares; None if it has none. Raises ModelError."""
     declared = model.config.base_model_pp_plan
     if not declared:
@@ -61,10 +61,10 @@ def declared_plan(model: PreTrainedModel) -> Plan | None:
     names = [f"{prefix}.{part}" for part in declared]
     split = names.index(f"{prefix}.{lists[0]}")
     outside = [name for name, child in model.named_children() if child is not base]
-    return Plan(tuple(names[:split]), names[split], (*names[split + 1 :], *outside))
+    return CutPlan(tuple(names[:split]), names[split], (*names[split + 1 :], *outside))
 
 
-def found_plan(model: PreTrainedModel, ids: Tensor, keys: ModelSpec) -> Plan:
+def found_plan(model: PreTrainedModel, ids: Tensor, keys: ModelSpec) -> CutPlan:
     """The plan that follows from the order in which a forward of token ids calls the modules.
 
     What the `keys` `layers`, `before_layers` and `after_layers` name is where they say. Raises
@@ -106,7 +106,7 @@ def found_plan(model: PreTrainedModel, ids: Tensor, keys: ModelSpec) -> Plan:
     hidden = output[0] if isinstance(output, tuple | list) else output
     beside = {
         f"{parent}.{name}".removeprefix("."): child
-        for parent in Plan((), layers, ()).path
+        for parent in CutPlan((), layers, ()).path
         for name, child in modules[parent].named_children()
         if not f"{layers}.".startswith(f"{parent}.{name}.".removeprefix("."))
     }
@@ -134,7 +134,7 @@ def found_plan(model: PreTrainedModel, ids: Tensor, keys: ModelSpec) -> Plan:
                 f"{what}: its forward calls {name} between the layers of {layers}, or before and "
                 "after them, so it has no stage of its own"
             )
-    return Plan(tuple(before), layers, tuple(after), num_outputs)
+    return CutPlan(tuple(before), layers, tuple(after), num_outputs)
 
 
 def in_words(names: Collection[str]) -> str:

@@ -1,7 +1,7 @@
 """What a model is trained on: its batches, and the loss of what it makes of them.
 
-    NextToken    token ids of a text, and the cross entropy of each token's successor
-    Own          what a factory returns beside its module: `module, batches, loss`
+    NextToken      token ids of a text, and the cross entropy of each token's successor
+    FactoryTask    what a factory returns beside its module: `module, batches, loss`
 
     batches(step, size)      inputs and targets of a step, `[size, ...]` each; cut into microbatches
     loss(output, targets)    a number: the mean over one microbatch
@@ -17,7 +17,6 @@ import hashlib
 import itertools
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -25,8 +24,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
-from engine.model.data import IGNORED, Data, DataSpec, Loader
+from engine.model.data import IGNORED, DataSpec, Loader, TextLoader
 from engine.model.factory import Caster, Factory, dtype_for, seeded
+from engine.model.sequences import WholeBatch
 from engine.model.stage_module import ModelError, TensorSpec, first_line
 
 if TYPE_CHECKING:
@@ -103,32 +103,10 @@ class NextToken:
     def data(
         self, spec: DataSpec, tokenizer: PreTrainedTokenizerBase | None, *, pin_memory: bool = False
     ) -> Loader:
-        return Data(spec, self._vocab_size, tokenizer, pin_memory=pin_memory)
+        return TextLoader(spec, self._vocab_size, tokenizer, pin_memory=pin_memory)
 
 
-@dataclass(frozen=True)
-class OwnBatch:
-    """A step's inputs and targets in two tensors."""
-
-    inputs: Tensor
-    targets: Tensor
-    microbatch_size: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.targets.numel()
-
-    def pin_memory(self) -> OwnBatch:
-        """Called by torch's loader."""
-        return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
-
-    def split(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Inputs and targets per microbatch, as views."""
-        size = self.microbatch_size
-        return self.inputs.split(size), self.targets.split(size)
-
-
-class Own:
+class FactoryTask:
     """Trains a factory's module on the factory's own batches, by its own loss."""
 
     vocab_size: int | None = None
@@ -258,22 +236,26 @@ class Own:
         return ModelError(f'"{self._name}": {message}')
 
 
-class _Steps(Dataset[OwnBatch]):
+class _Steps(Dataset[WholeBatch]):
     """The batches of a factory by the number of their step."""
 
-    def __init__(self, task: Own, spec: DataSpec) -> None:
+    def __init__(self, task: FactoryTask, spec: DataSpec) -> None:
         self._task, self._spec = task, spec
 
-    def __getitem__(self, step: int) -> OwnBatch:
+    def __getitem__(self, step: int) -> WholeBatch:
         spec = self._spec
-        drawn = self._task.drawn(step, spec.sequences_per_step, seed=spec.seed)
-        return OwnBatch(*drawn, spec.microbatch_size)
+        both = self._task.drawn(step, spec.sequences_per_step, seed=spec.seed)
+        input_shapes, target_shapes = (
+            ((spec.microbatch_size, *one.shape[1:]),) * spec.num_microbatches for one in both
+        )
+        inputs, targets = (one.flatten() for one in both)
+        return WholeBatch(inputs, targets, input_shapes, target_shapes, targets.numel())
 
 
 def task_of(factory: Factory, dtype: torch.dtype, device: torch.device) -> Task:
     """What a factory's module is trained on. Raises ModelError where nothing says so."""
-    if (own := own_of(factory, dtype, device)) is not None:
-        return own
+    if (task := factory_task(factory, dtype, device)) is not None:
+        return task
     modules = factory.skeleton.modules()
     embedding = next((m for m in modules if isinstance(m, nn.Embedding)), None)
     if embedding is None:
@@ -284,11 +266,11 @@ def task_of(factory: Factory, dtype: torch.dtype, device: torch.device) -> Task:
     return NextToken(embedding.num_embeddings)
 
 
-def own_of(factory: Factory, dtype: torch.dtype, device: torch.device) -> Own | None:
+def factory_task(factory: Factory, dtype: torch.dtype, device: torch.device) -> FactoryTask | None:
     """The factory's own batches and loss, if it brings any. Raises ModelError."""
     if factory.brought is None:
         return None
-    return Own(factory.name, *factory.brought, dtype, device)
+    return FactoryTask(factory.name, *factory.brought, dtype, device)
 
 
 def _widened(tensor: Tensor) -> Tensor:

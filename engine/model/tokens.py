@@ -281,7 +281,8 @@ def _load(source: str, text_column: str, tokenizer: PreTrainedTokenizerBase | No
             f'data source "{source}" needs the datasets package; '
             "install it with, in ppbench's folder: pip install -e '.[hf]'"
         ) from error
-    with _quiet(), _turn(source):
+    datasets.disable_progress_bars()  # each rank would draw its own
+    with _turn(source):
         dataset = datasets.load_dataset(**_load_arguments(source))
         names = ", ".join(dataset.column_names)
         if text_column not in dataset.column_names:
@@ -369,24 +370,6 @@ def _encode(
         is_closed = end is None or tokens[-1:] == [end]  # some tokenizers close a text themselves
         documents.append((tokens if is_closed else [*tokens, end]) if text else [])
     return {"tokens": documents}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the progress bars of `datasets`, which every rank would draw over the others'."""
-    from datasets.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-
-    was_disabled = are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not was_disabled:
-            enable_progress_bars()
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from torch.fx.node import map_arg
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils._pytree import tree_map
 
-from engine.model.chain import INPUT, OUTPUT, Chain, Piece
+from engine.model.chain import INPUT, OUTPUT, Chain, ChainPiece
 from engine.model.factory import Factory
 from engine.model.stage_module import ModelError
 from engine.model.task import Task
@@ -199,7 +199,7 @@ def traced(
         is_one = isinstance(results, Node)
         given = [call] if is_one else [parts.get(place, call) for place in range(len(results))]
         gives = tuple(values.get(node, node.name) for node in given)
-        pieces.append(Piece(module, "", takes, gives, entrance=entrance))
+        pieces.append(ChainPiece(module, "", takes, gives, entrance=entrance))
     return Chain(factory, pieces[::-1], _realise, dtype, shape, task)
 
 
@@ -208,7 +208,7 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _realise(built: nn.Module, owned: list[Piece]) -> list[Piece]:
+def _realise(built: nn.Module, owned: list[ChainPiece]) -> list[ChainPiece]:
     """The pieces with the built module's parameters and buffers in place of fake ones."""
     return [
         replace(p, module=p.module.on(built)) for p in owned if isinstance(p.module, TracedPiece)

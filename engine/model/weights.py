@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -56,7 +56,8 @@ def read_checkpoint(
         initialise(model, 0, rebuild)  # an empty stage
         return
     folder, sources = files[0].parent, sources_of(model, model.all_tied_weights_keys)
-    with contextlib.ExitStack() as stack, _no_progress_bar():
+    logging.disable_progress_bar()  # each rank would draw its own
+    with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(open_tensors(file)) for file in files]
         slices = {name: file.get_slice(name) for file in opened for name in list(file.keys())}
         # A shared weight is found by its first name, whichever of them the checkpoint has.
@@ -104,17 +105,6 @@ def read_checkpoint(
     with torch.no_grad(), init.guard_torch_init_functions():  # what was read is marked as set
         _initialise_below(model, "", model, 0)
     _set_from_constructors(model, allocated, rebuild, 0)
-
-
-@contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()
 
 
 def _allocate(model: PreTrainedModel, sources: Mapping[str, str]) -> list[str]:

@@ -49,7 +49,7 @@ NO_INDEX = -1
 class Action(NamedTuple):
     """One unit of a program. Its text form is torch's: `2F0` is stage 2, forward, microbatch 0.
 
-    A collective is of a stage and no microbatch: `2UNSHARD`.
+    A collective is of a stage and no microbatch: `2UNSHARD`; `OPT` and `NORM` are of neither.
     """
 
     stage: int
@@ -57,8 +57,8 @@ class Action(NamedTuple):
     microbatch: int
 
     def __str__(self) -> str:
-        microbatch = "" if self.op in COLLECTIVE_OPS else self.microbatch
-        return f"{self.stage}{self.op.value}{microbatch}"
+        numbers = (number if number != NO_INDEX else "" for number in (self.stage, self.microbatch))
+        return self.op.value.join(map(str, numbers))
 
 
 _ACTION = re.compile(r"(\d{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d{1,9})", re.ASCII)

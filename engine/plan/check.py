@@ -28,9 +28,6 @@ from engine.plan.rules import (
 )
 from engine.plan.walk import Sharing, Walk, line_of, walk
 
-Place = tuple[int, int, Action]
-"""A rank, a position in its row, and the action there."""
-
 
 def check(program: Program, max_held: int | None = None) -> None:
     """Raise ProgramError unless each action is placed, happens once, and can run in this order.
@@ -171,7 +168,9 @@ def check_delivery_between_ranks(lowered: Program) -> None:
     meant for. Only transfers count; nothing else of the program is checked.
     """
     ranks = lowered.placement.ranks
-    sent, posted = dict[tuple[int, int], list[Place]](), dict[tuple[int, int], list[Place]]()
+    # By sending and receiving rank: rank, position and action of every transfer, in order.
+    sent: dict[tuple[int, int], list[tuple[int, int, Action]]] = {}
+    posted: dict[tuple[int, int], list[tuple[int, int, Action]]] = {}
     for rank, row in enumerate(lowered.actions):
         for position, action in enumerate(row):
             if action.op in SEND_OPS | RECV_OPS:

@@ -39,7 +39,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,20 +46,15 @@ import numpy.typing as npt
 from engine.plan.action import CODES, COLLECTIVE_OPS, NO_INDEX, Op
 from engine.plan.model_costs import COMPUTING, StageBytes
 from engine.plan.program import Program
-from engine.plan.sharded_bytes import NOTHING_SHARED, Change, Shared, changes_along
+from engine.plan.sharded_bytes import (
+    NO_BYTES,
+    NOTHING_SHARED,
+    ActionBytes,
+    SharedBytes,
+    changes_along,
+)
 
 StageOp = tuple[int, Op]
-
-
-class ActionBytes(NamedTuple):
-    """The effect of one action on the bytes allocated."""
-
-    rise_bytes: int  # at its highest, above its start
-    net_bytes: int  # at its end, above its start
-    handed_bytes: int = 0  # of what it leaves, what goes once the message is sent
-
-
-NO_BYTES = ActionBytes(0, 0)
 
 
 @dataclass(frozen=True)
@@ -159,7 +153,7 @@ class MemoryRow:
         static_bytes: int,
         stages: Sequence[StageBytes],
         optimizer: ActionBytes = NO_BYTES,
-        shared: Shared = NOTHING_SHARED,
+        shared: SharedBytes = NOTHING_SHARED,
     ) -> int:
         """The most bytes that the rank has allocated in a step, its optimizer included.
 
@@ -173,7 +167,7 @@ class MemoryRow:
         return static_bytes + max(peak, level + max(optimizer.rise_bytes, optimizer.net_bytes))
 
     def before_computing(
-        self, stages: Sequence[StageBytes], shared: Shared = NOTHING_SHARED
+        self, stages: Sequence[StageBytes], shared: SharedBytes = NOTHING_SHARED
     ) -> int:
         """Bytes that the row has brought when its first computation begins.
 
@@ -191,8 +185,8 @@ class MemoryRow:
         return np.array(received, np.int64)[self._message] * self._num_arriving
 
     def _levels(
-        self, stages: Sequence[StageBytes], shared: Shared
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Change]:
+        self, stages: Sequence[StageBytes], shared: SharedBytes
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], ActionBytes]:
         """The bytes during and after each action, above those at the start, and what follows."""
         rise, net, sent = (
             np.array([*itertools.chain.from_iterable(column), 0], np.int64)
@@ -200,7 +194,7 @@ class MemoryRow:
         )
         arriving = self._arriving(stages)
         change, highest = net[self._kind] - sent[self._sent], rise[self._kind]
-        rest = Change(0, 0)
+        rest = NO_BYTES
         if shared.buckets:
             *changes, rest = changes_along(self._actions, shared)
             for at, one in zip(self._changing, changes, strict=True):
@@ -211,7 +205,7 @@ class MemoryRow:
         return after - change + arriving + highest, after, rest
 
     def of_measured(
-        self, measured: MeasuredBytes, messages: Messages, shared: Shared = NOTHING_SHARED
+        self, measured: MeasuredBytes, messages: Messages, shared: SharedBytes = NOTHING_SHARED
     ) -> list[StageBytes]:
         """The bytes of the rank's stages from those of actions that were measured.
 
@@ -273,7 +267,7 @@ def predict_peak(
     start_bytes: int,
     measured: MeasuredBytes,
     messages: Messages,
-    shared: Shared = NOTHING_SHARED,
+    shared: SharedBytes = NOTHING_SHARED,
 ) -> int:
     """The peak of a rank from a measured step's actions.
 

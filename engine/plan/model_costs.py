@@ -18,44 +18,6 @@ from engine.plan.action import Op
 COMPUTING = Op.F, Op.B, Op.I, Op.W
 
 
-@dataclass(frozen=True)
-class LayerCosts:
-    """Costs of one layer for one microbatch: times in nanoseconds, memory in bytes.
-
-    `error` is the relative standard error of each of its times. A whole backward need not take as
-    long as its halves. `held_after_forward` is what stays from its forward on, its input included;
-    `held_after_input` what the input-gradient half leaves, which is more where a layer is
-    recomputed. `transient_bytes` is what an action has at its highest above the former, messages
-    and what is recomputed included; `weight_transient_bytes` that of a W above the latter;
-    `first_transient_bytes` that of the first whole backward, which makes the gradients.
-    `gradient_bytes` are the gradients, `static_bytes` parameters, optimizer state and buffers.
-    `message_bytes` is its output, sent where a stage ends with it.
-    """
-
-    forward_ns: float
-    backward_ns: float
-    input_ns: float
-    weight_ns: float
-    error: float = 0.0
-    held_after_forward: int = 0
-    held_after_input: int = 0
-    transient_bytes: int = 0
-    first_transient_bytes: int = 0
-    weight_transient_bytes: int = 0
-    gradient_bytes: int = 0
-    static_bytes: int = 0
-    message_bytes: int = 0
-    optimizer_ns: float = 0.0
-
-    @property
-    def quickest_ns(self) -> float:
-        """A forward and a backward, whole or in halves, whichever is quicker."""
-        return self.forward_ns + min(self.backward_ns, self.input_ns + self.weight_ns)
-
-
-NOTHING = LayerCosts(0, 0, 0, 0)
-
-
 class StageBytes(NamedTuple):
     """These bytes are what the actions of a stage change on its rank, for `engine.plan.memory`.
 
@@ -76,22 +38,44 @@ class StageBytes(NamedTuple):
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs of one stage, as those of its layers; its times are whole nanoseconds.
+    """Costs of a stage for one microbatch: times in nanoseconds, memory in bytes.
 
-    `input_bytes` are those of the message that it takes, `message_bytes` of that which it sends.
+    They are measured of a layer alone, or of what stands before or after the layers. Those of a
+    stage of several follow from these, its `layers`, of which alone `error` and what is transient
+    are known.
+
+    `error` is the relative standard error of each of its times. A whole backward need not take as
+    long as its halves. `held_after_forward` is what stays from its forward on, its input included;
+    `held_after_input` what the input-gradient half leaves, which is more where a layer is
+    recomputed. `transient_bytes` is what an action has at its highest above the former, messages
+    and what is recomputed included; `weight_transient_bytes` that of a W above the latter;
+    `first_transient_bytes` that of the first whole backward, which makes the gradients.
+    `gradient_bytes` are the gradients, `static_bytes` parameters, optimizer state and buffers.
+    `message_bytes` is its output, sent where a stage ends with it; `input_bytes` the message that
+    a stage takes.
     """
 
-    forward_ns: int
-    backward_ns: int
-    input_ns: int
-    weight_ns: int
-    held_after_forward: int
-    held_after_input: int
-    static_bytes: int
-    input_bytes: int
-    message_bytes: int
-    optimizer_ns: int
-    layers: tuple[LayerCosts, ...]
+    forward_ns: float
+    backward_ns: float
+    input_ns: float
+    weight_ns: float
+    error: float = 0.0
+    held_after_forward: int = 0
+    held_after_input: int = 0
+    transient_bytes: int = 0
+    first_transient_bytes: int = 0
+    weight_transient_bytes: int = 0
+    gradient_bytes: int = 0
+    static_bytes: int = 0
+    message_bytes: int = 0
+    optimizer_ns: float = 0.0
+    input_bytes: int = 0
+    layers: tuple[StageCosts, ...] = ()
+
+    @property
+    def quickest_ns(self) -> float:
+        """A forward and a backward, whole or in halves, whichever is quicker."""
+        return self.forward_ns + min(self.backward_ns, self.input_ns + self.weight_ns)
 
     @cached_property
     def memory(self) -> StageBytes:
@@ -124,33 +108,37 @@ class StageCosts:
         sent = (given, given, taken, taken, taken, taken, 0, 0)
         return StageBytes(tuple(rises), tuple(nets), sent, taken, given)
 
-    @property
-    def quickest_ns(self) -> int:
-        """A forward and a backward, whole or in halves, whichever is quicker."""
-        return self.forward_ns + min(self.backward_ns, self.input_ns + self.weight_ns)
+
+NOTHING = StageCosts(0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class ModelCosts:
     """Costs of a model for one size of microbatch, with layers recomputed or not."""
 
-    before: LayerCosts
-    layers: tuple[LayerCosts, ...]
-    after: LayerCosts
+    before: StageCosts
+    layers: tuple[StageCosts, ...]
+    after: StageCosts
     action_ns: float = 0.0  # what a runtime adds to each action
+
+    @property
+    def parts(self) -> tuple[StageCosts, ...]:
+        """What stands before the layers, each layer, and what follows them."""
+        return self.before, *self.layers, self.after
 
     def of_stage(self, layers: range, *, is_first: bool, is_last: bool) -> StageCosts:
         """The costs of a stage that owns some contiguous layers."""
         owned = [self.layers[layer] for layer in layers]
         owned = [self.before] * is_first + owned + [self.after] * is_last
         source = self.layers[layers.start - 1] if layers.start else self.before
-        return StageCosts(
+        return StageCosts(  # times are whole nanoseconds
             forward_ns=round(self.action_ns + sum(layer.forward_ns for layer in owned)),
             backward_ns=round(self.action_ns + sum(layer.backward_ns for layer in owned)),
             input_ns=round(self.action_ns + sum(layer.input_ns for layer in owned)),
             weight_ns=round(self.action_ns + sum(layer.weight_ns for layer in owned)),
             held_after_forward=sum(layer.held_after_forward for layer in owned),
             held_after_input=sum(layer.held_after_input for layer in owned),
+            gradient_bytes=sum(layer.gradient_bytes for layer in owned),
             static_bytes=sum(layer.static_bytes for layer in owned),
             input_bytes=0 if is_first else source.message_bytes,
             message_bytes=0 if is_last or not owned else owned[-1].message_bytes,
@@ -158,9 +146,9 @@ class ModelCosts:
             layers=tuple(owned),
         )
 
-    def with_each(self, changed: Callable[[LayerCosts], LayerCosts]) -> ModelCosts:
+    def with_each(self, changed: Callable[[StageCosts], StageCosts]) -> ModelCosts:
         """The costs with every layer changed, and what stands before and after them."""
-        before, *layers, after = map(changed, (self.before, *self.layers, self.after))
+        before, *layers, after = map(changed, self.parts)
         return replace(self, before=before, layers=tuple(layers), after=after)
 
     def of_stages(self, partition: Sequence[range]) -> list[StageCosts]:

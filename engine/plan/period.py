@@ -23,7 +23,7 @@ from engine.plan import kernels
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.check import check, explain
 from engine.plan.kernels import NONE
-from engine.plan.predict import Durations, TimedStep, spans_of
+from engine.plan.predict import Durations, WalkedStep, spans_of
 from engine.plan.program import Program
 from engine.plan.rules import check_facts
 from engine.plan.spans import Span
@@ -138,7 +138,7 @@ def spans_in_a_row(step: Step, transfers: TransferModel = FREE_TRANSFERS) -> Ite
             yield span._replace(step=number, start_ns=start, end_ns=end)
 
 
-def period_of(step: TimedStep) -> Fraction:
+def period_of(step: WalkedStep) -> Fraction:
     """The period of a program whose ranks do not meet, without an optimizer."""
     if (period := _repeated(step.walk)) is not None:
         return period

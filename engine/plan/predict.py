@@ -96,7 +96,7 @@ class InFlight(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TimedStep:
+class WalkedStep:
     """One step of one or more replicas: when each action starts and ends.
 
     It begins at 0 ns with its first computation or, if that is earlier, when its first UNSHARD is
@@ -310,7 +310,7 @@ def predict(
     transfers: TransferModel = FREE_TRANSFERS,
     *,
     has_why: bool = False,
-) -> TimedStep:
+) -> WalkedStep:
     """The step of one replica of a program.
 
     Transfers follow from the placement, whatever the program says. With `has_why` the critical path
@@ -328,7 +328,7 @@ def predict_replicas(
     policy: CollectivePolicy,
     collectives: Mapping[Op, Sequence[int]],
     transfers: TransferModel = FREE_TRANSFERS,
-) -> TimedStep:
+) -> WalkedStep:
     """The step of replicas of a program, each with its durations.
 
     `collectives` has for how long UNSHARD and REDUCE_GRAD of each stage move bytes. The program has
@@ -353,7 +353,7 @@ def timed(
     transfers: TransferModel = FREE_TRANSFERS,
     *,
     has_why: bool = False,
-) -> TimedStep:
+) -> WalkedStep:
     """The step of replicas of a program, each with the nanoseconds of every action.
 
     Times are as for `engine.plan.walk.walk_all`. Raises ProgramError where the program hangs or a
@@ -361,4 +361,4 @@ def timed(
     """
     walked = walk(program, took_ns, transfers, has_why=has_why)
     explain(walked)
-    return TimedStep(walked, tuple(took_ns), transfers)
+    return WalkedStep(walked, tuple(took_ns), transfers)

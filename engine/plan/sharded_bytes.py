@@ -53,6 +53,17 @@ def kept_bytes(whole: TrainingBytes, policy: CollectivePolicy, replicas: int) ->
             return whole
 
 
+class ActionBytes(NamedTuple):
+    """The effect of one action on the bytes allocated."""
+
+    rise_bytes: int  # at its highest, above its start
+    net_bytes: int  # at its end, above its start
+    handed_bytes: int = 0  # of what it leaves, what goes once the message is sent
+
+
+NO_BYTES = ActionBytes(0, 0)
+
+
 class BucketBytes(NamedTuple):
     """A bucket of a rank: what replicas gather together, and sum together where it is trained."""
 
@@ -62,7 +73,7 @@ class BucketBytes(NamedTuple):
     gradients: tuple[int, ...] = ()  # bytes of each; none where it is not trained
 
 
-class Shared(NamedTuple):
+class SharedBytes(NamedTuple):
     """What a rank has in common with its replicas.
 
     `waiting` is, for each UNSHARD and REDUCE_GRAD of its row, how many before it were not done when
@@ -73,7 +84,7 @@ class Shared(NamedTuple):
     waiting: Sequence[int] = ()
 
 
-NOTHING_SHARED = Shared()
+NOTHING_SHARED = SharedBytes()
 
 
 def buckets_of(
@@ -92,19 +103,7 @@ def buckets_of(
     return [BucketBytes(stages, one.gradients, own, tuple(part)) for one, own, part in of_all]
 
 
-class Change(NamedTuple):
-    """What an action does to the bytes allocated."""
-
-    rise_bytes: int  # at its highest, above its start
-    net_bytes: int  # at its end, above its start
-
-    def then(self, after: Change) -> Change:
-        """Both as one change."""
-        rise_bytes = max(self.rise_bytes, self.net_bytes + after.rise_bytes)
-        return Change(rise_bytes, self.net_bytes + after.net_bytes)
-
-
-def changes_along(row: Sequence[Action], shared: Shared) -> list[Change]:
+def changes_along(row: Sequence[Action], shared: SharedBytes) -> list[ActionBytes]:
     """What each action of a row does to gathered parameters, gradients and their sums.
 
     The last is what follows the row: what it has not summed is. A B or W makes all gradients of its
@@ -117,7 +116,7 @@ def changes_along(row: Sequence[Action], shared: Shared) -> list[Change]:
 class _Walk:
     """What of the buckets is there, at a place in the row."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedBytes) -> None:
         self._buckets = list(enumerate(shared.buckets))
         self._num_waiting = iter(shared.waiting)
         self._used_up = deque[int]()  # by collectives that are not known to be done
@@ -125,7 +124,7 @@ class _Walk:
         self._made, self._summed = set[int](), set[int]()
         self._level = self._highest = 0
 
-    def come_to(self, action: Action) -> Change:
+    def come_to(self, action: Action) -> ActionBytes:
         stage, op, _ = action
         before = self._highest = self._level
         mine = [(at, bucket) for at, bucket in self._buckets if stage in bucket.stages]
@@ -142,15 +141,15 @@ class _Walk:
             self._add(-sum(bucket.whole_bytes for at, bucket in mine if not self._users[at]))
         elif op is Op.REDUCE_GRAD:
             self._reduce(mine)
-        return Change(self._highest - before, self._level - before)
+        return ActionBytes(self._highest - before, self._level - before)
 
-    def finish(self) -> Change:
+    def finish(self) -> ActionBytes:
         before = self._highest = self._level
         self._add(-sum(self._used_up))
         self._used_up.clear()
         self._reduce([(at, bucket) for at, bucket in self._buckets if at not in self._summed])
         self._add(-sum(self._used_up))
-        return Change(self._highest - before, self._level - before)
+        return ActionBytes(self._highest - before, self._level - before)
 
     def _reduce(self, mine: Sequence[tuple[int, BucketBytes]]) -> None:
         used_up = 0

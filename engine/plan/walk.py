@@ -37,7 +37,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import NamedTuple
 
 from engine.arrays import Arrays, Ints, Maker, filled, largest, listed, maker, packed, run, run_all
 from engine.plan import kernels
@@ -59,11 +59,11 @@ class Sharing(StrEnum):
     RANK = "rank"  # everything that a rank sends and receives
 
 
-Line = tuple[int, ...]
+LineName = tuple[int, ...]
 """Names a channel's line at one rank: the transfers that must complete in the order posted."""
 
 
-def line_of(placement: Placement, sharing: Sharing, transfer: Action) -> Line:
+def line_of(placement: Placement, sharing: Sharing, transfer: Action) -> LineName:
     """The name of the line that a transfer stands in at its rank."""
     rank, channel = placement.ranks[transfer.stage], edge_of(transfer)
     source, target = (placement.ranks[stage] for stage in channel)
@@ -184,7 +184,7 @@ def walk_all(
     tables: dict[tuple[int, Maker], tuple[Arrays, int]] = {}
     size = steps * sum(len(one) for _, took in cases for one in took)
 
-    def call(program: Program, took: Sequence[Ints]) -> tuple[Any, ...]:
+    def call(program: Program, took: Sequence[Ints]) -> _Call:
         num_actions, replicas, ranks = program.table.num_actions, len(took), program.world_size
         num_steps = steps * _num_timed(program, took)
         longest = max(map(largest, took)) + transfers.duration_ns
@@ -196,57 +196,109 @@ def walk_all(
         num_walkers, links = replicas * ranks, num_links(program)
         spans = replicas * num_steps * num_actions
 
+        def zeros(length: int) -> Ints:
+            return made_by(0, length)
+
         def never(length: int) -> Ints:
             return made_by(NONE, length)
 
-        stack = made_by(0, 0)
+        stack = zeros(0)
         stack.extend(reversed(range(num_walkers)))  # from the first on
-        walkers = (
-            table[0][:-1] * replicas,  # type: ignore[operator]  # of an array or list
-            *(made_by(0, num_walkers), made_by(0, num_walkers)),
-            *(never(num_walkers), never(num_walkers), stack, made_by(0, num_walkers * num_steps)),
-        )
-        there = made_by(0, width)  # the inputs of stage 0, in each step
+        there = zeros(width)  # the inputs of stage 0, in each step
         there.extend(never((links - 1) * width))
         there *= replicas * num_steps  # type: ignore[operator,assignment]  # an array or list
-        empty = made_by(0, 0), made_by(0, 0)
+        empty = zeros(0), zeros(0)
         lines = _lines(program.placement, sharing, made_by) if program.has_transfers else empty
         num_lines = max(lines[0], default=0) + 1
-        joined = made_by(0, 0)
+        of_steps = zeros(0)
         for one in took:
             for _ in range(steps):
-                joined.extend(one)
+                of_steps.extend(one)
         meets = largest(table[1]) > kernels.RECV_B
-        return (
+        return _Call(
             table,
             kinds_of(program.placement, width, made_by),
             lines,
-            joined,
+            of_steps,
             (num_steps, replicas, width, program.num_stages),
-            *(transfers.duration_ns, transfers.overlaps),
-            walkers,
+            transfers.duration_ns,
+            transfers.overlaps,
+            _Walkers(
+                table[0][:-1] * replicas,  # type: ignore[operator,arg-type]  # an array or list
+                *(zeros(num_walkers), zeros(num_walkers)),
+                *(never(num_walkers), never(num_walkers), stack, zeros(num_walkers * num_steps)),
+            ),
             (there, never(len(there) if has_why else 0)),
-            (
+            _Queue(
                 *(never(num_lines * replicas), never(num_lines * replicas)),
                 *(never(spans if lines[0] else 0), never(2 * num_lines * replicas)),
-                made_by(0, num_lines),
+                zeros(num_lines),
             ),
             (
-                *(made_by(0, links * replicas), never(links * replicas)),
-                made_by(0, num_walkers),
-                made_by(0, (num_actions + 1) * num_steps if meets else 0),
-                made_by(0, num_steps),
+                *(zeros(links * replicas), never(links * replicas), zeros(num_walkers)),
+                *(zeros((num_actions + 1) * num_steps if meets else 0), zeros(num_steps)),
             ),
             (never(spans), never(spans), never(spans)),
             (never(spans), never(spans)) if has_why else empty,
         )
 
     walked = run_all(size, kernels.walk, itertools.starmap(call, cases))
-    for (program, _), (misdelivered, arguments) in zip(cases, walked, strict=True):
-        shape, walkers, queue, times, why = (arguments[at] for at in (4, 7, 9, 11, 12))
-        start, end, moves = map(packed, times)
-        of_case, of_walkers = (program, shape[0], shape[1]), (walkers[0], walkers[-1])
-        yield Walk(*of_case, start, end, moves, why, *of_walkers, misdelivered, queue[0])
+    for (program, _), (misdelivered, done) in zip(cases, walked, strict=True):
+        num_steps, replicas, *_ = done.shape
+        starts_ns, ends_ns, moves_ns = map(packed, done.times)
+        yield Walk(
+            program,
+            num_steps,
+            replicas,
+            starts_ns,
+            ends_ns,
+            moves_ns,
+            done.why,
+            done.walkers.position,
+            done.walkers.ends,
+            misdelivered,
+            done.queue.first,
+        )
+
+
+class _Walkers(NamedTuple):
+    """The walkers of `kernels.walk`."""
+
+    position: Ints
+    step: Ints
+    now: Ints
+    latest: Ints
+    blocked: Ints
+    stack: Ints
+    ends: Ints
+
+
+class _Queue(NamedTuple):
+    """The queue of `kernels.walk`."""
+
+    first: Ints
+    last: Ints
+    behind: Ints
+    todo: Ints
+    is_todo: Ints
+
+
+class _Call(NamedTuple):
+    """The arguments of `kernels.walk`, which says what they are."""
+
+    table: Arrays
+    kinds: Arrays
+    lines: Arrays
+    took: Ints
+    shape: tuple[int, int, int, int]
+    transfer_ns: int
+    overlaps: bool
+    walkers: _Walkers
+    links: Arrays
+    queue: _Queue
+    channel: Arrays
+    times: Arrays
+    why: Arrays
 
 
 def _num_timed(program: Program, took: Sequence[Ints]) -> int:
@@ -262,7 +314,7 @@ def _num_timed(program: Program, took: Sequence[Ints]) -> int:
 @lru_cache(maxsize=64)
 def _lines(placement: Placement, sharing: Sharing, made_by: Maker) -> tuple[Ints, Ints]:
     """By kind, the line of a transfer and that of its other end."""
-    names: dict[Line, int] = {}
+    names: dict[LineName, int] = {}
     lines = made_by(0, placement.num_stages * len(OPS)), made_by(0, placement.num_stages * len(OPS))
     for op in (*SEND_OPS, *RECV_OPS):
         for stage in range(placement.num_stages):

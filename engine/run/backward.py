@@ -4,10 +4,10 @@
     I   x.grad = g W,  and (x, g) is queued
     W   W.grad += gᵀ x,  b.grad += Σ g
 
-Put off are the products with x of each plain nn.Linear: that is where weight gradients take their
-time. Every other parameter (norms, embeddings, experts, a weight that is used functionally) gets
-its gradient in I, from ordinary autograd, so that I and W together are exact whatever a stage is
-made of.
+Put off are the products with x of each plain nn.Linear, and of transformers' Conv1D, a linear whose
+weight lies the other way round: that is where weight gradients take their time. Every other
+parameter (norms, embeddings, experts, a weight that is used functionally) gets its gradient in I,
+from ordinary autograd, so that I and W together are exact whatever a stage is made of.
 
 Asking autograd for the gradients of the inputs first and of the parameters later, as torch's own
 pipelining does, needs no function of ours, but keeps the whole graph until W. Here it dies with I.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,10 @@ from torch.utils.weak import TensorWeakRef
 
 from engine.model.stage_module import ModelError, StageModule
 
-Product = tuple[Tensor, Tensor | None, Tensor, Tensor]
-"""The gradients that a call of a linear owes: its weight `[out, in]`, its bias `[out]`, its input
-`[..., in]` as multiplied (autocast may have cast it), its output's gradient `[..., out]`.
+Product = tuple[Tensor, Tensor | None, bool, Tensor, Tensor]
+"""The gradients that a call of a linear owes: its weight `[out, in]`, its bias `[out]`, whether the
+weight is `[in, out]` instead, its input `[..., in]` as multiplied (autocast may have cast it), and
+its output's gradient `[..., out]`.
 
 A bare tuple, for one is made per call: naming the fields took 1 % of a small model's backward.
 """
@@ -73,9 +74,12 @@ def defer_linears(module: nn.Module) -> Deferral:
     deferral = Deferral()
     deferral.module = module
     for inner in module.modules():
-        if type(inner) is nn.Linear and _is_plain(inner):
-            own = inner.weight, inner.bias
-            _replace_forward(inner, functools.partial(_forward, inner, own, deferral))
+        is_transposed = _is_conv1d(inner)
+        if (type(inner) is nn.Linear or is_transposed) and _is_plain(inner):
+            linear: Any = inner
+            own = linear.weight, linear.bias
+            forward = functools.partial(_forward, linear, own, deferral, is_transposed)
+            _replace_forward(inner, forward)
     return deferral
 
 
@@ -85,10 +89,10 @@ def accumulate(products: list[Product]) -> None:
     Takes the products out of the list, each of which frees what it alone has held.
     """
     while products:
-        weight, bias, x, gradient = products.pop()
-        gradient = _rows(gradient)
+        weight, bias, is_transposed, x, gradient = products.pop()
+        x, gradient = _rows(x), _rows(gradient)
         if weight.requires_grad:
-            _add_product(weight, gradient.t(), _rows(x))
+            _add_product(weight, *((x.t(), gradient) if is_transposed else (gradient.t(), x)))
         if bias is not None and bias.requires_grad:
             _add(bias, gradient.sum(0))
 
@@ -110,7 +114,7 @@ def separate_gradients(parameters: Iterable[Tensor], others: Iterable[Tensor]) -
 class _Context(Protocol):
     """The values that autograd carries from a forward to its backward."""
 
-    deferred: tuple[Tensor, Tensor | None, Deferral, bool, bool]
+    deferred: tuple[Tensor, Tensor | None, Deferral, bool, bool, bool]
     needs_input_grad: tuple[bool, ...]
 
     @property
@@ -124,12 +128,18 @@ class _Deferrable(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral
+        ctx: _Context,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        deferral: Deferral,
+        is_transposed: bool,
     ) -> Tensor:
         # What I recomputes is only reached by a model that differentiates itself: it wants all now.
         device = x.device.type
         is_cast = torch.is_autocast_enabled(device)
-        ctx.deferred = weight, bias, deferral, deferral.products is None, is_cast
+        is_first = deferral.products is None
+        ctx.deferred = weight, bias, deferral, is_first, is_cast, is_transposed
         ctx.set_materialize_grads(False)
         if is_cast:
             # Not left to autocast: it would remember a cast that was made without a graph, also
@@ -138,19 +148,21 @@ class _Deferrable(torch.autograd.Function):
             x, weight = deferral.cast_input(x, dtype), _cast(weight, dtype)
             bias = None if bias is None else _cast(bias, dtype)
         ctx.save_for_backward(x, weight)
-        y = functional.linear(x, weight, bias)
+        y = functional.linear(x, weight.t() if is_transposed else weight, bias)
         # A view that is made here could not be written to, as in-place activations do.
         return y.data if y._is_view() else y
 
     @staticmethod
     def backward(
         ctx: _Context, gradient: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         if gradient is None:
-            return None, None, None, None
+            return None, None, None, None, None
         x, weight = ctx.saved_tensors
-        of_x = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
-        parameter, bias, deferral, is_first, is_cast = ctx.deferred
+        parameter, bias, deferral, is_first, is_cast, is_transposed = ctx.deferred
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = gradient.matmul(weight.t() if is_transposed else weight)
         if is_cast and torch.is_grad_enabled():
             # The graph of this backward would end at the casts, which were made without one.
             raise ModelError(
@@ -162,39 +174,49 @@ class _Deferrable(torch.autograd.Function):
             )
         if is_first and deferral.products is not None:
             # Detached, or the queue would keep the graph that x came from.
-            deferral.products.append((parameter, bias, x.detach(), gradient))
-            return of_x, None, None, None
-        _, needs_weight, needs_bias, _ = ctx.needs_input_grad
+            deferral.products.append((parameter, bias, is_transposed, x.detach(), gradient))
+            return of_x, None, None, None, None
+        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         gradient = _rows(gradient)
-        of_weight = gradient.t() @ _rows(x) if needs_weight else None
-        return of_x, of_weight, gradient.sum(0) if needs_bias else None, None
+        of_weight = None
+        if needs_weight:
+            x = _rows(x)
+            of_weight = x.t() @ gradient if is_transposed else gradient.t() @ x
+        return of_x, of_weight, gradient.sum(0) if needs_bias else None, None, None
 
 
-_apply: Callable[[Tensor, Tensor, Tensor | None, Deferral], Tensor]
+_apply: Callable[[Tensor, Tensor, Tensor | None, Deferral, bool], Tensor]
 _apply = super(torch.autograd.Function, _Deferrable).apply
 """`Function.apply` less its checks for torch.func, which are half the overhead of a forward."""
 
 
 def _forward(
-    linear: nn.Linear,
+    linear: Any,
     own: tuple[Tensor, Tensor | None],
     deferral: Deferral,
+    is_transposed: bool,
     input: Tensor,  # noqa: A002  # as nn.Linear names it
 ) -> Tensor:
     """A linear whose weight was swapped for the call, as by LoRA, gets its gradient in I."""
     weight, bias = linear.weight, linear.bias
     is_swapped = weight is not own[0] or bias is not own[1]
     if is_swapped or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return functional.linear(input, weight, bias)
-    return _apply(input, weight, bias, deferral)
+        return functional.linear(input, weight.t() if is_transposed else weight, bias)
+    return _apply(input, weight, bias, deferral, is_transposed)
 
 
 def _replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
     module.forward = forward
 
 
-def _is_plain(linear: nn.Linear) -> bool:
-    """Whether its forward is nn.Linear's own, on parameters that are nothing but parameters."""
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether it is transformers' Conv1D, which only a model of transformers has imported."""
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+
+
+def _is_plain(linear: Any) -> bool:
+    """Whether its forward is its class's own, on parameters that are nothing but parameters."""
     weight, bias = linear.weight, linear.bias
     return (
         "forward" not in vars(linear)

@@ -15,13 +15,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from engine.model.partition import Costs
 from engine.model.stage_module import Model
-from engine.plan.model_costs import LayerCosts, ModelCosts
+from engine.plan.model_costs import ModelCosts, StageCosts
 from engine.run.clock import clock_for
 from engine.run.layer_times import (
     PartTimes,
@@ -31,7 +30,7 @@ from engine.run.layer_times import (
     relative_error,
     sample,
 )
-from engine.run.lone_stage import Conditions, PartBytes, Parts, measure_bytes
+from engine.run.lone_stage import Conditions, Parts, measure_bytes
 from engine.run.optimizer import OptimizerSpec
 
 BUDGET_S = 2.0
@@ -71,10 +70,10 @@ def measure_model_costs(
     conditions = Conditions(shape, device, autocast or nullcontext(), spec, recompute)
     clock, alone = clock_for(device), _each_alone(model)
     parts = Parts(model, alone, conditions)
-    num_together = num_together_of(model.costs)
+    num_together = num_together_of(model.part_sizes)
     by_part: dict[int, _Measured] = {}
     together: list[PartTimes] = []
-    for group in groups_of(model.costs, num_together):
+    for group in groups_of(model.part_sizes, num_together):
         built = [parts.build(index) for index in group]
         run = list(built)
         if is_first := not by_part and num_together > 0:  # the first group also runs as one stage
@@ -85,7 +84,7 @@ def measure_model_costs(
             together = samples.pop()
         sizes = measure_bytes(built, device)
         for index, part, times, size in zip(group, built, samples, sizes, strict=True):
-            by_part[index] = _Measured(times, size, part.message_bytes, part.kind)
+            by_part[index] = _Measured(times, size, part.kind)
         if on_progress is not None:
             on_progress(len(by_part), len(alone))
         del built, run, part  # a group is dropped before the next is built
@@ -112,34 +111,32 @@ class _Measured:
     """One part: its samples, round by round, and its bytes."""
 
     samples: list[PartTimes]
-    sizes: PartBytes
-    message_bytes: int
+    costs: StageCosts  # its bytes alone
     kind: object
 
 
-def num_together_of(parameters: Costs) -> int:
+def num_together_of(part_sizes: Sequence[float]) -> int:
     """How many layers are run together, so that they fit; 0 where only one would."""
     num, kept = 0, 0.0
-    for count in parameters.layers[:MOST_TOGETHER]:
+    for count in part_sizes[1:-1][:MOST_TOGETHER]:
         kept += 2 * count * _BYTES_PER_PARAMETER  # they are run alone, too
         num += kept <= KEPT_BYTES
     return num if num > 1 else 0
 
 
-def groups_of(parameters: Costs, num_together: int) -> list[list[int]]:
+def groups_of(part_sizes: Sequence[float], num_together: int) -> list[list[int]]:
     """The parts that are kept at a time: those first that are run together."""
-    counts = [parameters.before, *parameters.layers, parameters.after]
     first = list(range(1, num_together + 1))
     groups = [first] if first else []
-    kept = 2 * sum(counts[index] for index in first)
-    for index in range(len(counts)):
+    kept = 2 * sum(part_sizes[index] for index in first)
+    for index in range(len(part_sizes)):
         if index in first:
             continue
-        if not groups or (kept + counts[index]) * _BYTES_PER_PARAMETER > KEPT_BYTES:
+        if not groups or (kept + part_sizes[index]) * _BYTES_PER_PARAMETER > KEPT_BYTES:
             groups.append([])
             kept = 0
         groups[-1].append(index)
-        kept += counts[index]
+        kept += part_sizes[index]
     return [sorted(group) for group in groups]
 
 
@@ -183,7 +180,7 @@ def pooled_samples(measured: Sequence[_Measured]) -> list[list[PartTimes]]:
     by_kind: dict[object, list[int]] = {}
     for index in range(1, len(measured) - 1):
         part = measured[index]
-        by_kind.setdefault((part.kind, part.sizes.held_after_forward), []).append(index)
+        by_kind.setdefault((part.kind, part.costs.held_after_forward), []).append(index)
     pooled = [part.samples for part in measured]
     for equal in by_kind.values():
         totals = [[times.total_ns for times in measured[index].samples] for index in equal]
@@ -194,23 +191,16 @@ def pooled_samples(measured: Sequence[_Measured]) -> list[list[PartTimes]]:
     return pooled
 
 
-def _layer_costs(part: _Measured, samples: Sequence[PartTimes], added: PartTimes) -> LayerCosts:
+def _layer_costs(part: _Measured, samples: Sequence[PartTimes], added: PartTimes) -> StageCosts:
     times = median_times(samples)
     own = PartTimes(*(ns - more for ns, more in zip(times, added, strict=True)))
     longer_ns = _beyond_error([one.split_forward - one.forward for one in samples])
-    return LayerCosts(
+    return replace(
+        part.costs,
         forward_ns=max(0.0, own.forward),
         backward_ns=max(0.0, own.backward),
         input_ns=max(0.0, own.input) + max(0.0, longer_ns),
         weight_ns=max(0.0, own.weight),
         error=relative_error(samples),
-        held_after_forward=part.sizes.held_after_forward,
-        held_after_input=part.sizes.held_after_input,
-        transient_bytes=part.sizes.transient,
-        first_transient_bytes=part.sizes.first_transient,
-        weight_transient_bytes=part.sizes.weight_transient,
-        gradient_bytes=part.sizes.gradients,
-        static_bytes=part.sizes.static,
-        message_bytes=part.message_bytes,
         optimizer_ns=max(0.0, own.optimizer),
     )

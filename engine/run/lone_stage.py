@@ -22,14 +22,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from engine.model.stage_module import Message, Model, StageModule, gradient_message, message_bytes
 from engine.model.task import Loss
+from engine.plan.model_costs import NOTHING, StageCosts
+from engine.plan.sharded_bytes import ActionBytes
 from engine.run.allocations import record
 from engine.run.memory import own_changes, storages
 from engine.run.optimizer import OptimizerSpec, build_optimizer
@@ -193,11 +194,6 @@ class LoneStage:
         return sum(storages(owned, self._device).values())
 
     @property
-    def message_bytes(self) -> int:
-        """Bytes of its output; none on the last stage."""
-        return 0 if self.sends is None else message_bytes(self.sends)
-
-    @property
     def kind(self) -> object:
         """Stages of one kind have modules of one structure and messages of one shape."""
         shapes = tuple((tuple(p.shape), p.dtype) for p in self._parameters())
@@ -208,39 +204,16 @@ class LoneStage:
 
 
 def _replaced_forwards(module: nn.Module) -> dict[nn.Module, object]:
-    """The linears whose forward is not their class's own, with that forward."""
-    return {
-        inner: vars(inner)["forward"]
-        for inner in module.modules()
-        if type(inner) is nn.Linear and "forward" in vars(inner)
-    }
+    """The modules whose forward is not their class's own, with that forward."""
+    return {inner: vars(inner)["forward"] for inner in module.modules() if "forward" in vars(inner)}
 
 
 def _copies(tensors: Tensors) -> Tensors:
     return tuple(tensor.clone() for tensor in tensors)
 
 
-class PartBytes(NamedTuple):
-    """Bytes that a part holds for one microbatch, and for all; see `engine.plan.model_costs`."""
-
-    held_after_forward: int
-    held_after_input: int
-    transient: int
-    first_transient: int
-    weight_transient: int
-    gradients: int
-    static: int
-
-
-class _Segment(NamedTuple):
-    """The bytes between two points: by how much they rise at most, and in the end."""
-
-    rise: int
-    net: int
-
-
-def measure_bytes(parts: Sequence[LoneStage], device: torch.device) -> list[PartBytes]:
-    """Bytes of parts that have run a whole and a split microbatch before, and an update.
+def measure_bytes(parts: Sequence[LoneStage], device: torch.device) -> list[StageCosts]:
+    """The bytes of parts that have run a whole and a split microbatch before, and an update.
 
     Raises RuntimeError where the device's allocator keeps no history.
     """
@@ -276,7 +249,7 @@ def measure_bytes(parts: Sequence[LoneStage], device: torch.device) -> list[Part
         else:
             between[-1].append(sizes[at])
             at += 1
-    segments = [_Segment(max(itertools.accumulate(b, initial=0)), sum(b)) for b in between]
+    segments = [ActionBytes(max(itertools.accumulate(b, initial=0)), sum(b)) for b in between]
     if len(segments) != _POINTS_OF_PART * len(parts) + 1:
         raise RuntimeError(
             f"{device}: the bytes of layers cannot be measured, since their allocations were not "
@@ -285,23 +258,31 @@ def measure_bytes(parts: Sequence[LoneStage], device: torch.device) -> list[Part
         )
     sizes_of_parts = []
     for start, part in zip(range(1, len(segments), _POINTS_OF_PART), parts, strict=True):
-        of_part = segments[start : start + _POINTS_OF_PART - 1]
-        first_forward, first_sent, first_backward, _, forward, sent, backward, _, *halves = of_part
+        whole = segments[start : start + _POINTS_OF_PART - 1]
+        first_forward, first_sent, first_backward, _, forward, sent, backward, _, *halves = whole
         split_forward, split_sent, split_input, input_sent, weight = halves
-        of_whole = forward.net + sent.net
-        of_first = first_forward.net + first_sent.net + first_backward.rise
-        of_split = split_forward.net + split_sent.net
+        of_whole = forward.net_bytes + sent.net_bytes
+        of_first = first_forward.net_bytes + first_sent.net_bytes + first_backward.rise_bytes
+        of_split = split_forward.net_bytes + split_sent.net_bytes
         held = max(0, of_whole, of_split)
-        after_input = max(0, of_split + split_input.net + input_sent.net)
-        above = (
-            forward.rise - held,
-            split_forward.rise - held,
-            of_whole + backward.rise - held,
-            of_split + split_input.rise - held,
+        highest = (
+            forward.rise_bytes,
+            split_forward.rise_bytes,
+            of_whole + backward.rise_bytes,
+            of_split + split_input.rise_bytes,
         )
-        transients = max(0, *above), max(0, of_first - held), weight.rise
-        kept = part.gradient_bytes, part.static_bytes
-        sizes_of_parts.append(PartBytes(held, after_input, *transients, *kept))
+        of_part = replace(
+            NOTHING,
+            held_after_forward=held,
+            held_after_input=max(0, of_split + split_input.net_bytes + input_sent.net_bytes),
+            transient_bytes=max(0, *highest, held) - held,
+            first_transient_bytes=max(0, of_first - held),
+            weight_transient_bytes=weight.rise_bytes,
+            gradient_bytes=part.gradient_bytes,
+            static_bytes=part.static_bytes,
+            message_bytes=0 if part.sends is None else message_bytes(part.sends),
+        )
+        sizes_of_parts.append(of_part)
     return sizes_of_parts
 
 

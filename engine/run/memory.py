@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from engine.plan.action import Op
-from engine.plan.memory import ActionBytes, MeasuredBytes, Messages, StageOp, predict_peak
+from engine.plan.memory import MeasuredBytes, Messages, StageOp, predict_peak
 from engine.plan.program import Program
-from engine.plan.sharded_bytes import NOTHING_SHARED, Shared
+from engine.plan.sharded_bytes import NOTHING_SHARED, ActionBytes, SharedBytes
 from engine.plan.spans import Lane, Span
 from engine.run import device as devices
 from engine.run.allocations import Change, record
@@ -106,7 +106,7 @@ class Plan:
     lowered: Program
     rank: int
     messages: Messages
-    shared: Shared = NOTHING_SHARED
+    shared: SharedBytes = NOTHING_SHARED
 
 
 @dataclass(frozen=True)

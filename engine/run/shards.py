@@ -38,7 +38,7 @@ from engine.model.stage_module import ModelError, StageModule
 from engine.model.storages import address
 from engine.plan.action import Action, Op
 from engine.plan.collectives import CollectivePolicy, Zero1, Zero2, most_unsharded
-from engine.plan.sharded_bytes import BUCKET_BYTES, BucketBytes, Shared
+from engine.plan.sharded_bytes import BUCKET_BYTES, BucketBytes, SharedBytes
 from engine.run import device as devices
 from engine.run.collective_lane import Job, Lane
 from engine.run.p2p.channel import Transfer
@@ -382,14 +382,14 @@ class Shards:
         for bucket in self._buckets:
             bucket.hand_out()
 
-    def bytes_shared(self) -> Shared | None:
+    def bytes_shared(self) -> SharedBytes | None:
         """The buckets for the prediction of memory, and, once a step is done, how the lane lagged.
 
         None: there is nothing to predict it from.
         """
         of_stage = self._of_stage.items()
         buckets = [b.bytes_of(s for s, mine in of_stage if b in mine) for b in self._buckets]
-        return Shared(buckets, self._lane.waiting)
+        return SharedBytes(buckets, self._lane.waiting)
 
     def gather_updated(self) -> None:
         """Gather what the optimizer has updated, where parameters are kept whole."""

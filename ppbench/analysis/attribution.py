@@ -44,7 +44,7 @@ import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, Op
 from engine.plan.period import spans_in_a_row, with_end
-from engine.plan.predict import TimedStep, timed
+from engine.plan.predict import WalkedStep, timed
 from engine.plan.program import Program, steps_can_overlap
 from engine.plan.spans import Span
 from engine.plan.walk import of_kinds
@@ -80,7 +80,7 @@ class Attribution:
 
     rows: pd.DataFrame
     costs: Costs
-    modelled: TimedStep  # of one step alone, with mean costs, transfers and collectives
+    modelled: WalkedStep  # of one step alone, with mean costs, transfers and collectives
     modelled_step_ns: int  # of steps in a row, if those of the run are as in a row
     modelled_idle: Idle
     following: Following

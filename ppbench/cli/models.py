@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 from ppbench.cli.commands import MEASURE
@@ -33,25 +32,17 @@ def check(
 ) -> Result:
     """Train every architecture in three stages and unsplit, and compare loss and gradients."""
     from ppbench.cli.progress import LiveProgress
+    from ppbench.config.described import ask
 
-    checks = []
     with LiveProgress("importing the models") as progress:
-        from engine.model.probe import architectures as known_architectures
-        from engine.model.probe import check_architectures
-
-        known = known_architectures()
-        names = list(dict.fromkeys(architectures or known))
-        if unknown := [name for name in names if name not in known]:
-            raise UsageError(
-                f'transformers has no causal LM "{unknown[0]}"; it has {", ".join(known)}'
-            )
-        for check in check_architectures(names):
-            checks.append(check)
-            text = f"{len(checks)} of {len(names)}: {check.architecture} {check.status}"
-            progress.show(text, text)
-    rows = Rows.of_records([asdict(check) for check in checks])
-    verdict = f"{sum(check.status == 'exact' for check in checks)} of {len(checks)} exact"
-    has_failed = any(check.status == "error" for check in checks)
-    code = ExitCode.inexact if has_failed else ExitCode.ok
+        tell = lambda line: progress.show(line, line)  # noqa: E731
+        answer = ask("check", architectures or [], "models cannot be checked", tell)
+    if answer["problem"]:
+        raise UsageError(answer["problem"])
+    checks = answer["checks"]
+    rows = Rows.of_records(checks)
+    statuses = [check["status"] for check in checks]
+    verdict = f"{statuses.count('exact')} of {len(checks)} exact"
+    code = ExitCode.inexact if "error" in statuses else ExitCode.ok
     blocks: list[Block] = [Table(rows, COLUMNS), Text(verdict)]
     return Result(blocks, rows, {"verdict": verdict}, code, notes=[verdict])

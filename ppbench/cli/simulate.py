@@ -27,9 +27,8 @@ from ppbench.display.units import counted
 from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from engine.plan.schedules.formulae import Times
     from ppbench.prediction import ProgramRequest
-    from ppbench.prediction.amounts import Transfers
+    from ppbench.prediction.amounts import Transfers, UnitCosts
     from ppbench.prediction.replicas import Replication
 
 ALL = "all"
@@ -117,7 +116,7 @@ def simulate(
 
 def _compared(
     request: ProgramRequest,
-    conditions: tuple[Times, Transfers, Replication | None],
+    conditions: tuple[UnitCosts, Transfers, Replication | None],
     *,
     has_held: bool,
 ) -> Result:

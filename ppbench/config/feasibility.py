@@ -11,14 +11,14 @@ which then has the caution `bare_stage`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.local_files import LOCAL_KINDS, local_files, why_no_file
-from engine.model.partition import Costs, PartitionError, balance, partition_layers
+from engine.model.partition import PartitionError, balance, partition_layers, totals_of
 from engine.plan.lower import Policy
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import (
@@ -334,10 +334,10 @@ def notes_on_stages(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> l
     for case in cases:
         partition, num_stages = case.model_partition, num_stages_of(case)
         known = facts.get(identity := identity_of(case))
-        if isinstance(partition, tuple) or known is None or known.costs is None:
+        if isinstance(partition, tuple) or known is None or not known.part_sizes:
             continue
         key = (identity, partition, num_stages)
-        if key not in notes and (bare := stages_without(known.costs, partition, num_stages)):
+        if key not in notes and (bare := stages_without(known.part_sizes, partition, num_stages)):
             stages = ", ".join(map(str, bare))
             have = f"stage {stages} has" if len(bare) == 1 else f"stages {stages} have"
             remedy = "split points" if case.model_split == "trace" else "model.partition"
@@ -349,12 +349,12 @@ def notes_on_stages(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> l
     return list(notes.values())
 
 
-def stages_without(costs: Costs, partition: str, num_stages: int) -> list[int]:
+def stages_without(part_sizes: Sequence[int], partition: str, num_stages: int) -> list[int]:
     """The stages without parameters; empty for a partition that only the run knows."""
     if partition == "measured":
         return []
     if partition == "parameters":
-        layers = balance(costs, num_stages)
+        layers = balance(part_sizes, num_stages)
     else:
-        layers = partition_layers(partition, len(costs.layers), num_stages)
-    return [stage for stage, size in enumerate(costs.of_stages(layers)) if size == 0]
+        layers = partition_layers(partition, len(part_sizes) - 2, num_stages)
+    return [stage for stage, size in enumerate(totals_of(part_sizes, layers)) if size == 0]

@@ -18,8 +18,8 @@ from operator import mul
 from pathlib import Path
 
 from engine.model.descriptions import Facts, Identity, Problem
-from engine.model.partition import Costs
 from engine.model.presets import PRESETS
+from engine.model.spec import ModelSpec
 from engine.plan.action import CODES, COMPUTE_OPS, OPS, SEND_OPS, Action, Op
 from engine.plan.check import check
 from engine.plan.collective_rules import with_checked_collectives
@@ -233,26 +233,24 @@ def read_costs(file: str) -> dict[str, tuple[float, ...]]:
 
 def is_plain_preset(identity: Identity) -> bool:
     """Whether all facts are known without a process that has torch."""
-    is_bytes = identity.tokenizer in ("auto", "bytes")
-    has_plan = identity.layers or identity.before_layers or identity.after_layers
-    is_usual = identity.split == "auto" and not has_plan
-    return identity.model in PRESETS and is_usual and is_bytes
+    spec, is_bytes = identity.spec, identity.tokenizer in ("auto", "bytes")
+    return spec.name in PRESETS and spec.split == "auto" and not spec.has_plan and is_bytes
 
 
 def identity_of(case: Case) -> Identity:
-    """The identity of a case's model."""
-    return Identity(
+    """The identity of a case's model, however it is cut into stages."""
+    spec = ModelSpec(
         case.model_preset,
-        case.model_split,
-        case.model_split_points,
-        case.model_weights,
-        case.model_trust_remote_code,
         case.model_dtype,
-        case.data_tokenizer,
-        case.model_layers,
-        case.model_before_layers,
-        case.model_after_layers,
+        weights=case.model_weights,
+        trust_remote_code=case.model_trust_remote_code,
+        split=case.model_split,
+        split_points=case.model_split_points,
+        layers=case.model_layers,
+        before_layers=case.model_before_layers,
+        after_layers=case.model_after_layers,
     )
+    return Identity(spec, case.data_tokenizer)
 
 
 def facts_of(identities: Iterable[Identity]) -> dict[Identity, Facts]:
@@ -260,7 +258,7 @@ def facts_of(identities: Iterable[Identity]) -> dict[Identity, Facts]:
     distinct = list(dict.fromkeys(identities))
     known: dict[Identity, Facts] = {}
     for model in filter(is_plain_preset, distinct):
-        preset = PRESETS[model.model]
+        preset = PRESETS[model.spec.name]
         table = preset.vocab_size * preset.hidden_size
         layers = (preset.layer_parameters,) * preset.num_hidden_layers
         known[model] = Facts(
@@ -268,19 +266,17 @@ def facts_of(identities: Iterable[Identity]) -> dict[Identity, Facts]:
             preset.max_position_embeddings,
             preset.vocab_size,
             preset.num_parameters,
-            costs=Costs(layers, table, preset.hidden_size + table),
+            part_sizes=(table, *layers, preset.hidden_size + table),
         )
     others = [model for model in distinct if model not in known]
     if not others:
         return known
-    names = ", ".join(dict.fromkeys(identity.model for identity in others))
+    names = ", ".join(dict.fromkeys(identity.spec.name for identity in others))
     question = [dataclasses.asdict(identity) for identity in others]
     answers = ask("facts", question, f"{names}: cannot be inspected")
     for model, answer in zip(others, answers, strict=True):
         if problem := answer.get("problem"):
             known[model] = Facts(problem=Problem(**problem))
             continue
-        if costs := answer.get("costs"):
-            answer["costs"] = Costs(tuple(costs["layers"]), costs["before"], costs["after"])
-        known[model] = Facts(**answer)
+        known[model] = Facts(**answer | {"part_sizes": tuple(answer.get("part_sizes", ()))})
     return known

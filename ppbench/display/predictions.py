@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
-from engine.plan.schedules.formulae import Times
 from ppbench.display.units import counted
 from ppbench.prediction import Prediction
+from ppbench.prediction.amounts import UnitCosts
 from ppbench.prediction.replicas import sharding_text
 
 MOST_LISTED = 16
@@ -27,7 +27,7 @@ def shape_text(prediction: Prediction) -> str:
     return ", ".join([*counts, costs_text(prediction.costs)])
 
 
-def costs_text(costs: Times) -> str:
+def costs_text(costs: UnitCosts) -> str:
     return f"F={amount(costs.f)} I={amount(costs.i)} W={amount(costs.w)}"
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from engine.model.descriptions import Facts
-from engine.model.partition import balance, costs_to_balance, partition_layers
+from engine.model.partition import balance, partition_layers, times_to_balance
 from engine.plan.action import Op
-from engine.plan.model_costs import LayerCosts, ModelCosts
+from engine.plan.model_costs import ModelCosts, StageCosts
 from engine.plan.program import Program
 from engine.plan.sizes import bytes_of, size_text
 from engine.plan.walk import TransferModel
@@ -102,11 +102,11 @@ def partition_of(case: Case, costs: CostSet, facts: Facts) -> Partition:
     """The layers of each stage of a model's case. Raises PartitionError."""
     kind, num_stages = case.model_partition, num_stages_of(case)
     model = next(iter(costs.by_setting.values()))
-    by = facts.costs if kind == "parameters" else None
+    by: Sequence[float] = facts.part_sizes if kind == "parameters" else ()
     if kind == "measured":
         is_on = case.train_recompute
-        by = costs_to_balance(models_of(case, costs, {is_on})[is_on])
-    if by is None:
+        by = times_to_balance(models_of(case, costs, {is_on})[is_on])
+    if not by:
         return tuple(partition_layers(kind, len(model.layers), num_stages))
     return tuple(balance(by, num_stages))
 
@@ -120,7 +120,7 @@ def models_of(case: Case, costs: CostSet, modes: set[bool]) -> Mapping[bool, Mod
     return {is_on: costs.by_setting[setting] for is_on, setting in settings.items()}
 
 
-def _left_whole(layer: LayerCosts) -> LayerCosts:
+def _left_whole(layer: StageCosts) -> StageCosts:
     """The costs of a layer whose I does all of a backward, and W nothing."""
     return replace(layer, input_ns=layer.backward_ns, weight_ns=0, held_after_input=0)
 

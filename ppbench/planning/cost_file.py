@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
 from ppbench.config.case import required, setting, subtable
 from ppbench.config.kinds import FLAG, NAME, NOT_NEGATIVE, POSITIVE, TABLE, TABLES, TEXT, whole
 from ppbench.config.toml import Place, Source, as_toml, quoted, read_source
@@ -51,7 +51,7 @@ _SIZES = (
     *("transient", "first_transient", "weight_transient", "gradient", "static", "message"),
 )
 _NAMES = {name: name if name.startswith("held") else f"{name}_bytes" for name in _SIZES}
-"""Fields of `LayerCosts`, by the names of their sizes."""
+"""Fields of `StageCosts`, by the names of their sizes."""
 _TEXTS = ("model", "dtype", "optimizer", "device")
 _COUNT = whole(1, 2**62)
 
@@ -121,7 +121,7 @@ def read_costs_file(file: Path) -> CostSet:
     by_setting: dict[Setting, ModelCosts] = {}
     for entry_of_setting, at in source.tables(given.setting, ("setting",)):
         table = source.read(_Setting, entry_of_setting, at)
-        layers: list[LayerCosts] = []
+        layers: list[StageCosts] = []
         for entry_of_layers, place in source.tables(table.layers, (*at, "layers")):
             entry = source.read(_Layers, entry_of_layers, place)
             if len(layers) + entry.repeat > MOST_LAYERS:
@@ -155,7 +155,7 @@ def read_costs_file(file: Path) -> CostSet:
     )
 
 
-def _costs_of(part: _Part, source: Source, place: Place) -> LayerCosts:
+def _costs_of(part: _Part, source: Source, place: Place) -> StageCosts:
     """The costs of a part; what it leaves out of a backward follows from the rest."""
     backward_ms, input_ms, weight_ms = part.backward_ms, part.input_ms, part.weight_ms
     if input_ms is None and weight_ms is None and backward_ms is not None:
@@ -168,7 +168,7 @@ def _costs_of(part: _Part, source: Source, place: Place) -> LayerCosts:
     sizes = {name: getattr(part, f"{name}_mib") for name in _SIZES}
     if part.held_after_input_mib is None:
         sizes["held_after_input"] = held
-    return LayerCosts(
+    return StageCosts(
         forward_ns=part.forward_ms * NS_PER_MS,
         backward_ns=(input_ms + weight_ms if backward_ms is None else backward_ms) * NS_PER_MS,
         input_ns=input_ms * NS_PER_MS,
@@ -205,7 +205,7 @@ def write_costs_file(costs: CostSet, file: Path, option: str = "") -> None:
         opened.write("\n".join([*lines, ""]).encode())
 
 
-def _lines_of_part(part: LayerCosts) -> Iterator[str]:
+def _lines_of_part(part: StageCosts) -> Iterator[str]:
     for name in _TIMES:
         yield f"{name}_ms = {_ms(getattr(part, f'{name}_ns'))}"
     for name in _SIZES:

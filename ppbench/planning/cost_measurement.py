@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from engine.model.descriptions import CostRequest
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
 from ppbench.config.described import ask
 from ppbench.errors import UsageError
 from ppbench.planning.cost_set import MEASURED, CostSet, Setting
 
 OnProgress = Callable[[str], None]
+
+
+def part_of(answered: dict[str, Any]) -> StageCosts:
+    """The costs of a part of a model that was measured alone."""
+    return StageCosts(**answered | {"layers": ()})
 
 
 def measure_costs(request: CostRequest, on_progress: OnProgress | None = None) -> CostSet:
@@ -22,7 +28,7 @@ def measure_costs(request: CostRequest, on_progress: OnProgress | None = None) -
     be measured.
     """
     tell = on_progress or (lambda _line: None)
-    name = request.identity.model
+    name = request.identity.spec.name
     answer = ask("costs", dataclasses.asdict(request), f"{name}: costs cannot be measured", tell)
     if (problem := answer.get("problem")) is not None:
         raise UsageError(
@@ -39,16 +45,16 @@ def measure_costs(request: CostRequest, on_progress: OnProgress | None = None) -
         )
     by_setting = {
         Setting(measured["microbatch_size"], measured["recompute"]): ModelCosts(
-            LayerCosts(**measured["costs"]["before"]),
-            tuple(LayerCosts(**layer) for layer in measured["costs"]["layers"]),
-            LayerCosts(**measured["costs"]["after"]),
-            measured["costs"]["action_ns"],
+            part_of(measured["before"]),
+            tuple(map(part_of, measured["layers"])),
+            part_of(measured["after"]),
+            measured["action_ns"],
         )
         for measured in answer["costs"]
     }
     return CostSet(
         name,
-        request.identity.dtype,
+        request.identity.spec.dtype,
         request.seq_len,
         str(request.optimizer.get("name", "adamw")),
         request.device,

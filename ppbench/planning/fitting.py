@@ -16,7 +16,7 @@ from engine.plan.lower import lower
 from engine.plan.memory import MemoryRow
 from engine.plan.model_costs import StageCosts
 from engine.plan.program import Program
-from engine.plan.sharded_bytes import NOTHING_SHARED, BucketBytes, Shared, buckets_of
+from engine.plan.sharded_bytes import NOTHING_SHARED, BucketBytes, SharedBytes, buckets_of
 from engine.plan.walk import TransferModel
 from ppbench.planning.cost_set import CostSet
 from ppbench.planning.layout import Partition
@@ -174,7 +174,7 @@ class Fit:
                 for stage, one in own.items():
                     gradients = [layer.gradient_bytes for layer in one.layers]
                     buckets += buckets_of(stage, gradients, self.costs.policy, replicas)
-                shared = Shared(buckets)
+                shared = SharedBytes(buckets)
             static_bytes = sum(one.static_bytes for one in own.values())
             known = self._rows[rank].peak(static_bytes, stages, shared=shared)
             self._peaks[key] = known

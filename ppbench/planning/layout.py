@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from engine.plan.model_costs import LayerCosts, ModelCosts
+from engine.plan.model_costs import ModelCosts, StageCosts
 from engine.plan.program import Placement
 
 MOST_CUTS = 10_000
@@ -90,7 +90,7 @@ class Loads:
         if sum(self.least) > self.num_layers:
             raise ValueError(f"{self.num_layers} layers are too few for {sum(self.least)}")
 
-        def load(layer: LayerCosts) -> int:
+        def load(layer: StageCosts) -> int:
             return round(1000 * layer.quickest_ns)
 
         self.upto = [0, *itertools.accumulate(map(load, costs.layers))]  # by number of layers

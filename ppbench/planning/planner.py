@@ -10,7 +10,7 @@ import itertools
 from dataclasses import replace
 
 from engine.plan.model_costs import LinkCosts
-from engine.plan.predict import TimedStep, predict
+from engine.plan.predict import WalkedStep, predict
 from engine.plan.sizes import exact_text, size_text
 from ppbench.display.units import milliseconds
 from ppbench.planning.cost_set import CostSet, Setting
@@ -177,7 +177,7 @@ def make_plan(
     )
 
 
-def simulated(plan: Plan, proposal: Proposal) -> TimedStep:
+def simulated(plan: Plan, proposal: Proposal) -> WalkedStep:
     """The step of a proposal, action by action, without its optimizer."""
     one = proposal.configuration
     table = Search(plan.request, plan.costs, lambda *_: None, 0).table(one.microbatch_size)
@@ -215,7 +215,7 @@ def check_request(request: PlanRequest, costs: CostSet) -> None:
     for size, recompute in itertools.product(sizes_of(request, costs), (False, True)):
         if (model := costs.by_setting.get(Setting(size, recompute))) is None:
             continue
-        num, parts = request.global_batch // size, (model.before, *model.layers, model.after)
+        num, parts = request.global_batch // size, model.parts
         backwards = [max(part.backward_ns, part.input_ns + part.weight_ns) for part in parts]
         busy = sum(part.forward_ns + more for part, more in zip(parts, backwards, strict=True))
         message = max(part.message_bytes for part in parts)

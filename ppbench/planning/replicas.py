@@ -24,7 +24,7 @@ from engine.plan.collectives import (
     reduces_every_backward,
     ring_ns,
 )
-from engine.plan.model_costs import LayerCosts, ModelCosts
+from engine.plan.model_costs import StageCosts
 from engine.plan.sharded_bytes import TrainingBytes, kept_bytes
 from ppbench.planning.cost_set import CostSet
 
@@ -37,7 +37,7 @@ def of_replica(costs: CostSet, replicas: int, policy: CollectivePolicy, num_stat
     if replicas == 1:
         return costs
 
-    def shared(layer: LayerCosts) -> LayerCosts:
+    def shared(layer: StageCosts) -> StageCosts:
         one = layer.gradient_bytes
         whole = TrainingBytes(one, one, num_states * one)
         given = (one, replicas, costs.link.bytes_per_s)
@@ -55,11 +55,7 @@ def of_replica(costs: CostSet, replicas: int, policy: CollectivePolicy, num_stat
             optimizer_ns=optimizer_ns + moving_ns,
         )
 
-    def of_model(model: ModelCosts) -> ModelCosts:
-        layers = tuple(map(shared, model.layers))
-        return replace(model, before=shared(model.before), layers=layers, after=shared(model.after))
-
-    by_setting = {setting: of_model(model) for setting, model in costs.by_setting.items()}
+    by_setting = {setting: model.with_each(shared) for setting, model in costs.by_setting.items()}
     return replace(costs, by_setting=by_setting, replicas=replicas, policy=policy)
 
 

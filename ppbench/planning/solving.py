@@ -126,6 +126,6 @@ def least_step_of(shape: Shape, stages: Sequence[StageCosts], *, meets: bool) ->
     first: dict[int, int] = {}
     for rank, stage in zip(shape.placement.ranks, stages, strict=True):
         first.setdefault(rank, arrived)
-        arrived += stage.forward_ns
-        least[rank] += shape.num_microbatches * stage.quickest_ns
+        arrived += round(stage.forward_ns)
+        least[rank] += shape.num_microbatches * round(stage.quickest_ns)
     return max(load + (first[rank] if meets else 0) for rank, load in enumerate(least))

@@ -94,6 +94,6 @@ def least_step_ns(shape: Shape, model: ModelCosts) -> float:
     All microbatches pass the heaviest rank, which bears at least the mean of all ranks, and at
     least the heaviest layer.
     """
-    alone = [layer.quickest_ns for layer in (model.before, *model.layers, model.after)]
+    alone = [layer.quickest_ns for layer in model.parts]
     share = (sum(alone) + 2 * model.action_ns * shape.placement.num_stages) / shape.ranks
     return shape.num_microbatches * max(share, *alone)

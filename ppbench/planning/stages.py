@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts, StageCosts
+from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
 from engine.plan.period import Step, periods
 from engine.plan.predict import Durations
 from engine.plan.program import Placement, Program
@@ -45,13 +45,12 @@ def never_quicker(models: Mapping[bool, ModelCosts]) -> dict[bool, ModelCosts]:
     if len(models) < 2:
         return dict(models)
     plain, again = models[False], models[True]
-    parts = ((one.before, *one.layers, one.after) for one in (again, plain))
-    before, *layers, after = map(_slower, *parts)
+    before, *layers, after = map(_slower, again.parts, plain.parts)
     action_ns = max(again.action_ns, plain.action_ns)
     return {False: plain, True: ModelCosts(before, tuple(layers), after, action_ns)}
 
 
-def _slower(again: LayerCosts, plain: LayerCosts) -> LayerCosts:
+def _slower(again: StageCosts, plain: StageCosts) -> StageCosts:
     slower = {name: max(getattr(again, name), getattr(plain, name)) for name in TIMES}
     return replace(again, **slower)
 
@@ -59,10 +58,10 @@ def _slower(again: LayerCosts, plain: LayerCosts) -> LayerCosts:
 def durations_of(stages: Sequence[StageCosts]) -> Durations:
     """The durations of a simulation, by stage."""
     return Durations(
-        tuple(stage.forward_ns for stage in stages),
-        tuple(stage.input_ns for stage in stages),
-        tuple(stage.weight_ns for stage in stages),
-        tuple(stage.backward_ns for stage in stages),
+        tuple(round(stage.forward_ns) for stage in stages),
+        tuple(round(stage.input_ns) for stage in stages),
+        tuple(round(stage.weight_ns) for stage in stages),
+        tuple(round(stage.backward_ns) for stage in stages),
     )
 
 
@@ -76,7 +75,7 @@ def optimizers_of(stages: Sequence[StageCosts], placement: Placement) -> tuple[i
     """By rank, the time of its optimizer in nanoseconds."""
     by_rank = [0] * placement.world_size
     for rank, stage in zip(placement.ranks, stages, strict=True):
-        by_rank[rank] += stage.optimizer_ns
+        by_rank[rank] += round(stage.optimizer_ns)
     return tuple(by_rank)
 
 

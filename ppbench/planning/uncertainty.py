@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
 from ppbench.planning.fitting import Candidate
 from ppbench.planning.stages import TIMES, StageTable, steps_ns, transfers_of
 
@@ -29,9 +29,9 @@ def drawn_tables(models: Mapping[bool, ModelCosts]) -> list[StageTable]:
     normal = random.Random(SEED)  # noqa: S311  # reproducible draws, no secret
     tables = []
     for _ in range(MOST_DRAWS):
-        kinds: dict[LayerCosts, LayerCosts] = {}  # each type of layers is drawn once
+        kinds: dict[StageCosts, StageCosts] = {}  # each type of layers is drawn once
 
-        def drawn(layer: LayerCosts, kinds: dict[LayerCosts, LayerCosts] = kinds) -> LayerCosts:
+        def drawn(layer: StageCosts, kinds: dict[StageCosts, StageCosts] = kinds) -> StageCosts:
             if layer not in kinds:
                 factors = [max(0.0, 1 + layer.error * normal.gauss(0, 1)) for _ in TIMES]
                 pairs = zip(TIMES, factors, strict=True)

@@ -27,13 +27,13 @@ from engine.plan.check import check
 from engine.plan.collective_rules import check_collectives
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.period import Step, period_of, spans_in_a_row
-from engine.plan.predict import Durations, TimedStep, predict_replicas
+from engine.plan.predict import Durations, WalkedStep, predict_replicas
 from engine.plan.predict import predict as predict_program
 from engine.plan.program import Program, loop_placement, steps_can_overlap, v_placement
 from engine.plan.rules import ProgramError, peak_activations
-from engine.plan.schedules.formulae import Shape, Times
 from engine.plan.schedules.registry import (
     CSV_PREFIX,
+    Shape,
     ShapeError,
     UnknownScheduleError,
     build_program,
@@ -48,6 +48,7 @@ from ppbench.prediction.amounts import (
     FREE_TRANSFERS,
     NS_PER_S,
     Transfers,
+    UnitCosts,
     number,
     read_costs,
     read_transfers,
@@ -65,8 +66,8 @@ class Prediction:
     With replicas it is the step of all of them, whose program has its transfers and collectives.
     """
 
-    simulation: TimedStep
-    costs: Times
+    simulation: WalkedStep
+    costs: UnitCosts
     ticks_per_s: int
     transfers: Transfers
     replication: Replication | None = None
@@ -220,7 +221,7 @@ class Prediction:
 
 def predict(
     program: Program,
-    costs: Times,
+    costs: UnitCosts,
     transfers: Transfers = FREE_TRANSFERS,
     replication: Replication | None = None,
 ) -> Prediction:
@@ -256,7 +257,7 @@ def predict(
         durations = Durations(*map(ticks, stage_costs))
         simulation = predict_program(program, durations, model, has_why=True)
         return Prediction(simulation, costs, ticks_per_s, transfers)
-    simulated, ends = list[TimedStep](), list[Fraction]()
+    simulated, ends = list[WalkedStep](), list[Fraction]()
     try:
         if program.has_collectives:
             # As it is written: positions in an error are those of the file.

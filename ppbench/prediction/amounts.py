@@ -6,15 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from typing import NamedTuple
 
-from engine.plan.schedules.formulae import Times
 from ppbench.console import note
 from ppbench.errors import UsageError
 
 NS_PER_S = 10**9
 LEAST_COST, MOST_COST = Decimal("1e-15"), Decimal("1e15")
 _MOST_DIGITS = 40
-UNIT_COSTS = Times(Fraction(1), Fraction(1), Fraction(1))
+
+
+class UnitCosts(NamedTuple):
+    """The seconds of a microbatch on one rank: forward, and the two halves of the backward."""
+
+    f: Fraction
+    i: Fraction
+    w: Fraction
+
+
+UNIT_COSTS = UnitCosts(Fraction(1), Fraction(1), Fraction(1))
 _COSTS = (
     "seconds per microbatch and rank of F, I and W, such as F=1,I=1,W=1 (a full backward B takes "
     "I + W)"
@@ -38,14 +48,14 @@ def number(value: Fraction) -> float:
     return value.numerator if value.denominator == 1 else float(value)
 
 
-def read_costs(text: str) -> Times:
+def read_costs(text: str) -> UnitCosts:
     """Parse `F=1,I=0.5,W=0.5`, in seconds. Raises UsageError for any other form."""
     times = read_amounts("--cost", text, dict.fromkeys("FIW", "seconds"), _COSTS)
     missing = [key for key in "FIW" if key not in times]
     if missing or not any(times.values()):
         problem = f"{missing[0]} is missing" if missing else "all are 0: nothing takes time"
         raise UsageError(f"--cost: {problem}; expected {_COSTS}")
-    return Times(times["F"], times["I"], times["W"])
+    return UnitCosts(times["F"], times["I"], times["W"])
 
 
 def read_amounts(

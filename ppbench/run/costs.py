@@ -49,14 +49,14 @@ def costs_here(
         },
         case.launch_threads_per_rank,
     )
-    model = Path(wanted.identity.model)
+    model = Path(wanted.identity.spec.name)
     files = sorted(model.glob("*")) if not is_plain_preset(wanted.identity) else []
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     machine = fingerprint_here(case.device, 1, case.launch_threads_per_rank)
     way = code_hash((*MEASURING, *OF_COSTS)), machine, states, replace(wanted, settings=())
     kept_in = results / "costs" / f"{model.name}-{sha256(repr(way).encode()).hexdigest()[:12]}.toml"
     kept: Mapping[Setting, ModelCosts] = {}
-    is_factory = ":" in wanted.identity.model
+    is_factory = ":" in wanted.identity.spec.name
     if kept_in.exists() and not remeasure and not is_factory:
         costs = read_costs_file(kept_in)
         kept = costs.by_setting

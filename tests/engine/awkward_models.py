@@ -91,14 +91,10 @@ def subclassed_in_name() -> nn.Sequential:
     return Named(*chain(mixer(), nn.Tanh()))
 
 
-def hooked_container(register: str) -> nn.Sequential:
+def hooked_container() -> nn.Sequential:
     model = chain(mixer(), mixer())
-    getattr(model, register)(lambda *arguments: None)
+    model.register_forward_hook(lambda _m, _x, y: y * 1.5)
     return model
-
-
-container_forward_hook = functools.partial(hooked_container, "register_forward_hook")
-container_backward_pre_hook = functools.partial(hooked_container, "register_full_backward_pre_hook")
 
 
 def hooked() -> nn.Sequential:
@@ -384,13 +380,6 @@ def renormed_and_tied() -> nn.Sequential:
     return model
 
 
-def sparse() -> nn.Sequential:
-    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH, sparse=True), *chain(mixer())[1:])
-
-
-lazy = chained(lambda: [nn.LazyLinear(WIDTH), mixer()])
-
-
 def nothing_to_train() -> nn.Sequential:
     return chain(mixer()).requires_grad_(False)
 
@@ -409,11 +398,6 @@ def with_own_parameter() -> nn.Sequential:
 
 def wrong_output() -> nn.Sequential:
     return nn.Sequential(*chain(mixer()), nn.Flatten(0, 1))
-
-
-def hooks_everywhere() -> nn.Sequential:
-    nn.modules.module.register_module_forward_hook(lambda _m, _x, y: y)
-    return chain(mixer())
 
 
 _CALLS = [0]
@@ -524,15 +508,11 @@ def hooked_llama() -> LlamaForCausalLM:
     return model
 
 
-def hooked_whole_llama() -> LlamaForCausalLM:
-    model = llama()
-    model.register_forward_pre_hook(lambda _m, x: x)
-    return model
-
-
 def hooked_shared_llama() -> LlamaForCausalLM:
     model = shared_layer()
-    model.model.layers[0].mlp.up_proj.weight.register_hook(lambda gradient: gradient * 2)
+    model.model.layers[0].mlp.up_proj.weight.register_hook(
+        lambda gradient: gradient.clamp(-1e-5, 1e-5)
+    )
     return model
 
 

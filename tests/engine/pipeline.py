@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from engine.configuration import model_of, tokenizer_of
-from engine.model.data import IGNORED, Data, DataSpec
+from engine.model.data import IGNORED, DataSpec, TextLoader
 from engine.model.factory import find_factory
 from engine.model.spec import ModelSpec
 from engine.plan.collectives import DataParallel
@@ -237,7 +237,7 @@ def _author_module(settings: TrainerConfig, initial: Tensors) -> tuple[nn.Module
 def _train_unsplit(settings: TrainerConfig, initial: Tensors, around: Around | None) -> Outcome:
     module, loss_of = _author_module(settings, initial)
     if loss_of is None:
-        data: Any = Data(settings.data, VOCABULARY, tokenizer_of(settings))
+        data: Any = TextLoader(settings.data, VOCABULARY, tokenizer_of(settings))
     else:
         data = model_of(settings, CPU).task.data(settings.data, None)
     optimizer = optimizer_of(settings.optimizer, module)

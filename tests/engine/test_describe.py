@@ -12,15 +12,15 @@ pytestmark = pytest.mark.usefixtures("warm_starts")
 
 def request(model, **changes):
     default = {
-        "model": model,
+        "name": model,
         "split": "auto",
         "split_points": [],
         "weights": "auto",
         "trust_remote_code": False,
         "dtype": "float32",
-        "tokenizer": "auto",
     }
-    return {**default, **changes}
+    tokenizer = changes.pop("tokenizer", "auto")
+    return {"spec": {**default, **changes}, "tokenizer": tokenizer}
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,13 @@ def facts(tmp_path_factory):
         request("models:Tutorial"),
         request("llama-tiny", tokenizer="/no/such/folder"),
     ]
+    return ask("facts", requests)
+
+
+def ask(question, asked):
     done = subprocess.run(
-        [sys.executable, "-m", "engine.describe", "facts"],
-        input=json.dumps(requests),
+        [sys.executable, "-m", "engine.describe", question],
+        input=json.dumps(asked),
         capture_output=True,
         text=True,
         timeout=120,
@@ -45,6 +49,12 @@ def facts(tmp_path_factory):
         env={"PATH": "", "HF_HUB_OFFLINE": "1"},
     )
     return json.loads(done.stdout)
+
+
+def test_architectures_are_checked_by_their_names():
+    (check,) = ask("check", ["gpt2"])["checks"]
+    assert (check["architecture"], check["status"], check["plan"]) == ("gpt2", "exact", "found")
+    assert ask("check", ["gtp2"])["problem"].startswith('transformers has no causal LM "gtp2"')
 
 
 def test_facts_of_models_that_can_be_used(facts):

@@ -38,7 +38,7 @@ from transformers import GPT2Model
 from engine.configuration import program_of
 from engine.connection import broadcast
 from engine.exactness import InexactError, compare
-from engine.model.data import Data
+from engine.model.data import TextLoader
 from engine.model.presets import PRESETS
 from engine.plan.action import COMPUTE_OPS, Op
 from engine.plan.check import check
@@ -186,7 +186,7 @@ def bytes_moved(trainer):
 @pytest.mark.parametrize("ways", [MEMORY, GLOO], ids=["memory", "gloo"])
 def test_messages_that_vary_are_as_long_as_their_microbatch(ranks, ways):
     settings = config("1f1b", 2, 4, **VARIABLE)
-    data = Data(settings.data, VOCABULARY)
+    data = TextLoader(settings.data, VOCABULARY)
     lengths = [x.shape[1] for step in range(2) for x in data.step(step).inputs]
     expected = sorted(8 * 64 * 2 * length for length in lengths)
     for moved in ranks.run(2, *ways, settings, bytes_moved):

@@ -18,7 +18,7 @@ from pipeline import CPU, assert_exact, config, lone_trainer
 from engine.configuration import model_of
 from engine.exactness import InexactError, NoRoomError, compare, try_author
 from engine.model.stage_module import ModelError
-from engine.model.task import Own
+from engine.model.task import FactoryTask
 from engine.run.optimizer import OptimizerSpec
 
 ADAMW = OptimizerSpec("adamw", 1e-3, weight_decay=0.1)
@@ -61,26 +61,18 @@ def fault_of(name, **changes):
 
 HOWEVER_CUT = {
     "subclassed": "is a Backwards with a forward of its own",
-    "container_forward_hook": "the nn.Sequential has a forward hook",
-    "container_backward_pre_hook": "the nn.Sequential has a backward pre-hook",
-    "a_slice": "0.weight and 2.weight lie in the same memory",
     "several_outputs": "returns a tuple; expected logits",
     "wrong_output": r"returns a tensor \[12, 256\]; expected logits \[2, 6, vocabulary\]",
-    "sparse": "0 has sparse gradients",
     "lazy": "1.weight is a lazy parameter",
     "nothing_to_train": "no parameter requires a gradient",
     "stopped_before_a_frozen_end": "the output depends on no parameter that requires a gradient",
     "with_none": "the nn.Sequential has no children, or one that is None",
     "with_own_parameter": "scale belongs to the nn.Sequential itself",
-    "hooks_everywhere": "registers hooks for all modules",
     "another_each_time": "must return the same module each time",
 }
 WHERE_CUT = {
-    "hooked_shared_weight": "1.weight has a hook on its gradient and is shared by stages 0 and 1",
     "sends_a_number": "1 returns int, which cannot be sent",
     "sends_complex": "1 returns torch.complex128, which cannot be sent",
-    "hooked_whole_llama": "LlamaForCausalLM has a forward pre-hook",
-    "hooked_shared_llama": r"model.layers.0.mlp.up_proj.weight and model.layers.3.mlp.up_proj",
 }
 WHERE_TRACED = {
     "flat": r"returns a tensor \[12, 256\]; expected logits \[2, 6, vocabulary\]",
@@ -138,6 +130,14 @@ def test_what_cannot_be_trained_as_its_authors_is_refused(name, changes, message
 RECOMPUTED = {**WHOLE, "recompute": True}
 LOSS = "the loss in step 0 is .* away"
 DIFFERENT = [
+    ("hooked_container", WHOLE, LOSS),  # stages run its children only
+    ("a_slice", {**WHOLE, "dtype": "float32"}, "0.weight"),  # what is moved shares no memory
+    ("hooked_shared_weight", CUT, "gradient of 1.weight .* in step 0 is .* away"),
+    (
+        "hooked_shared_llama",
+        CUT,
+        r"gradient of model\.layers\.\d\.mlp\.up_proj\.weight .* is .* away",
+    ),
     ("twice_with_statistics", CUT, r"1.norm.running_mean .* in step 0 is .* away"),
     ("renormed_and_tied", {**CUT, "partition": (2, 2)}, f"{LOSS}: .*; gradient of 0.weight"),
     ("one_tensor_as_two", {**CUT, "partition": (4, 2)}, LOSS),
@@ -174,7 +174,14 @@ def test_what_turns_out_in_the_first_step_ends_it(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *(*WHERE_CUT, "twice_with_statistics", "renormed_and_tied", "one_tensor_as_two"),
+        *(
+            *WHERE_CUT,
+            "hooked_shared_weight",
+            "hooked_shared_llama",
+            "twice_with_statistics",
+            "renormed_and_tied",
+            "one_tensor_as_two",
+        ),
         *("writes_under_a_view", "stopped_llama", "stopped_in_its_backward"),
     ],
 )
@@ -198,7 +205,7 @@ def test_the_comparison_with_the_authors_module_uses_the_factorys_loss(monkeypat
     assert compare(lone_trainer(settings), settings, CPU, num_steps=2).difference < 1e-2
     if dtype == "float64":
         trainer = lone_trainer(settings)
-        monkeypatch.setattr(Own, "num_counted", lambda _task, targets: targets.numel() + 1)
+        monkeypatch.setattr(FactoryTask, "num_counted", lambda _task, targets: targets.numel() + 1)
         with pytest.raises(InexactError, match="the loss in step 0"):
             compare(trainer, settings, CPU, num_steps=1)
 

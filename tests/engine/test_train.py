@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 from transformers import Qwen2ForCausalLM
 
-from engine.train import OptionError, configuration, read_options
+from engine.train_options import OptionError, configuration, read_options
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 

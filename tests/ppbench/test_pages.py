@@ -35,7 +35,7 @@ from pages import (
 from recordings import RECORDED, SETTINGS, ppbench
 from traces import ONE_STEP, complete, trace
 
-from engine.train import read_options
+from engine.train_options import read_options
 from ppbench.cli.app import app
 
 pytestmark = pytest.mark.usefixtures("warm_starts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
 from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.plan import Plan, PlanRequest
 from ppbench.planning.planner import make_plan, simulated
@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 def costs() -> CostSet:
-    layer = LayerCosts(2e6, 4e6, 2e6, 2e6, 0.01, 20 * MIB, 10 * MIB, 4 * MIB, 50 * MIB, MIB, 1e5)
+    layer = StageCosts(2e6, 4e6, 2e6, 2e6, 0.01, 20 * MIB, 10 * MIB, 4 * MIB, 50 * MIB, MIB, 1e5)
     after = replace(layer, forward_ns=4e6, backward_ns=8e6, input_ns=4e6, weight_ns=4e6)
     before = replace(layer, forward_ns=1e5, backward_ns=1e5, input_ns=0, weight_ns=1e5)
     model = ModelCosts(before, (layer,) * 4, after)

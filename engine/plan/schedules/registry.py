@@ -7,26 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.plan.program import Placement, Program, from_csv, loop_placement, v_placement
 from engine.plan.schedules.breadth_first import afab, looped_bfs
 from engine.plan.schedules.controlled_memory import v_half, v_min
-from engine.plan.schedules.formulae import (
-    BubbleTime,
-    Peak,
-    Shape,
-    fill_and_drain,
-    interleaved_peak,
-    interleaved_zb_peak,
-    up_to,
-    v_bubble,
-    v_half_bubble,
-    v_min_bubble,
-    zb_h2_bubble,
-    zero_bubble,
-)
 from engine.plan.schedules.one_f_one_b import (
     interleaved_1f1b,
     interleaved_zb,
@@ -40,6 +26,14 @@ from engine.plan.table import Row, Table
 
 CSV_PREFIX = "csv:"
 """`csv:PATH` is the program in that file."""
+
+
+class Shape(NamedTuple):
+    """The numbers of ranks, stages and microbatches that a schedule is made for."""
+
+    world_size: int
+    stages_per_rank: int
+    num_microbatches: int
 
 
 @dataclass(frozen=True)
@@ -72,8 +66,6 @@ class Schedule:
     generate: Callable[[Placement, int], list[Row]]
     place: Callable[[int, int], Placement]  # (p, v)
     stages_per_rank: StagesPerRank
-    bubble_time: BubbleTime  # idle time of a rank in a step, by the makespan of all ranks
-    peak: Peak  # the most that a rank holds: microbatches of its whole share of the model
     source: str
     constraint: Constraint | None = None
 
@@ -90,108 +82,33 @@ TWICE_THE_RANKS = Constraint(
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule
     for schedule in (
-        Schedule(
-            "afab",
-            afab,
-            loop_placement,
-            ONE_STAGE,
-            fill_and_drain,
-            lambda shape, _: Fraction(shape.num_microbatches),
-            "arXiv 1811.06965",
-        ),
-        Schedule(
-            "1f1b",
-            one_f_one_b,
-            loop_placement,
-            ONE_STAGE,
-            fill_and_drain,
-            lambda shape, rank: Fraction(min(shape.world_size - rank, shape.num_microbatches)),
-            "arXiv 2006.09503",
-        ),
+        Schedule("afab", afab, loop_placement, ONE_STAGE, "arXiv 1811.06965"),
+        Schedule("1f1b", one_f_one_b, loop_placement, ONE_STAGE, "arXiv 2006.09503"),
         Schedule(
             "interleaved_1f1b",
             interleaved_1f1b,
             loop_placement,
             ANY_STAGES,
-            fill_and_drain,
-            interleaved_peak,
             "arXiv 2104.04473",
             IN_ROUNDS,
         ),
-        Schedule(
-            "looped_bfs",
-            looped_bfs,
-            loop_placement,
-            ANY_STAGES,
-            fill_and_drain,
-            lambda shape, _: Fraction(shape.num_microbatches),
-            "arXiv 2211.05953",
-        ),
-        Schedule(
-            "zb_h1",
-            zb_h1,
-            loop_placement,
-            ONE_STAGE,
-            zero_bubble,
-            up_to(lambda p: p),
-            "arXiv 2401.10241",
-        ),
-        Schedule(
-            "zb_h2",
-            zb_h2,
-            loop_placement,
-            ONE_STAGE,
-            zb_h2_bubble,
-            up_to(lambda p: 2 * p - 1),
-            "arXiv 2401.10241",
-        ),
+        Schedule("looped_bfs", looped_bfs, loop_placement, ANY_STAGES, "arXiv 2211.05953"),
+        Schedule("zb_h1", zb_h1, loop_placement, ONE_STAGE, "arXiv 2401.10241"),
+        Schedule("zb_h2", zb_h2, loop_placement, ONE_STAGE, "arXiv 2401.10241"),
         Schedule(
             "interleaved_zb",
             interleaved_zb,
             loop_placement,
             ANY_STAGES,
-            zero_bubble,
-            interleaved_zb_peak,
             "arXiv 2401.10241; torch's InterleavedZeroBubble",
             IN_ROUNDS,
         ),
+        Schedule("zbv", zbv, v_placement, TWO_STAGES, "arXiv 2401.10241"),
         Schedule(
-            "zbv",
-            zbv,
-            v_placement,
-            TWO_STAGES,
-            v_bubble,
-            up_to(lambda p: p),
-            "arXiv 2401.10241",
+            "dualpipev", dualpipev, v_placement, TWO_STAGES, "arXiv 2412.19437", TWICE_THE_RANKS
         ),
-        Schedule(
-            "dualpipev",
-            dualpipev,
-            v_placement,
-            TWO_STAGES,
-            v_bubble,
-            lambda shape, _: shape.world_size + Fraction(1, 2),
-            "arXiv 2412.19437",
-            TWICE_THE_RANKS,
-        ),
-        Schedule(
-            "v_half",
-            v_half,
-            v_placement,
-            TWO_STAGES,
-            v_half_bubble,
-            up_to(lambda p: (p + 2) // 2),
-            "arXiv 2405.15362",
-        ),
-        Schedule(
-            "v_min",
-            v_min,
-            v_placement,
-            TWO_STAGES,
-            v_min_bubble,
-            up_to(lambda p: (p + 4) // 3),
-            "arXiv 2405.15362",
-        ),
+        Schedule("v_half", v_half, v_placement, TWO_STAGES, "arXiv 2405.15362"),
+        Schedule("v_min", v_min, v_placement, TWO_STAGES, "arXiv 2405.15362"),
     )
 }
 ALIASES = {"gpipe": "afab"}

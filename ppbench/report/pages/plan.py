@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from engine.plan.predict import TimedStep
+from engine.plan.predict import WalkedStep
 from engine.plan.spans import COLUMNS
 from ppbench.display.document import Block, Code, Facts, Picture, Result, Section, Text
 from ppbench.display.rows import Rows, as_records
@@ -60,7 +60,7 @@ class PlanPage:
 
     title: str
     plan: Plan
-    steps: Sequence[tuple[Proposal, TimedStep]]
+    steps: Sequence[tuple[Proposal, WalkedStep]]
     origin: str  # where the costs are from
     commands: Sequence[tuple[str, str]]  # what to do next, and the command for it
     command: str  # makes the page again

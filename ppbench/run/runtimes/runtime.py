@@ -16,6 +16,7 @@ from engine.connection import Agreement
 from engine.flight import Flight, Phase
 from engine.model.data import DataSpec
 from engine.model.descriptions import FlopFacts
+from engine.model.partition import totals_of
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import StageModule
 from engine.plan.lower import Policy
@@ -141,7 +142,7 @@ def facts_of_run(agreement: Agreement, device: torch.device, transport: str) -> 
     """Return columns of `runs`: how the model is cut into stages, and what moves messages."""
     config, partition = agreement.config, agreement.partition
     model = model_of(config, device)
-    sizes = model.costs.of_stages(partition)
+    sizes = totals_of(model.part_sizes, partition)
     return {
         "num_parameters": model.num_parameters,
         "num_stages": len(partition),

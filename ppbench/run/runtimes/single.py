@@ -34,7 +34,7 @@ class Unsplit(Stopwatch):
         (self._module,) = trainer.modules.values()
         self._autocast = autocast_of(trainer.config.autocast, trainer.device)
         self._loss = trainer.model.task.loss
-        self.lowered: Program = trainer.planned
+        self.lowered: Program = trainer.agreement.lowered
         self.messages: Messages | None = (
             None if trainer.config.data.is_variable else Messages((), ())
         )

@@ -224,7 +224,7 @@ def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
         if isinstance(shards, TorchShards)
         else _submodule_of(trainer, index),
         index,
-        trainer.planned.num_stages,
+        trainer.agreement.lowered.num_stages,
         device,
         input_args=(
             (inputs.to("meta"),) if module.is_first else _examples(trainer.messages[index - 1])

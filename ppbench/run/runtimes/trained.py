@@ -19,7 +19,6 @@ from engine.connection import Agreement
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.descriptions import FlopFacts
 from engine.model.flops import flop_facts
-from engine.model.spec import DTYPES
 from engine.plan.action import COMPUTE_OPS, Action, Op
 from engine.run import device as devices
 from engine.run.clock import Clock
@@ -81,7 +80,7 @@ class Stopwatch:
 
     def __init__(self, trainer: Trainer, flight: Flight) -> None:
         """Follow the computations of this rank's row of the lowered program."""
-        row = trainer.planned.actions[trainer.rank]
+        row = trainer.agreement.lowered.actions[trainer.rank]
         self.clock, self.recording = trainer.fabric.clock, Recording.spans
         self._rank, self._replica, self._record = trainer.rank, trainer.replica, flight
         self._flight: Flight = NO_FLIGHT
@@ -157,4 +156,4 @@ def peak_of(device: torch.device, dtype: str, _num_ranks: int, _num_threads: int
         known = datasheet_peak(devices.name_of(device), dtype)
         if known is not None:
             return known
-    return Peak(measured_peak_flops(device, DTYPES[dtype]), f"measured matmul {dtype}")
+    return Peak(measured_peak_flops(device, getattr(torch, dtype)), f"measured matmul {dtype}")

@@ -17,7 +17,7 @@ BATCH, SEQ_LEN = 2, 96
 
 
 def opened(name, **settings):
-    return open_model(ModelSpec(name, **settings), (BATCH, SEQ_LEN), CPU, is_tried=True)
+    return open_model(ModelSpec(name, **settings), (BATCH, SEQ_LEN), CPU)
 
 
 def counted_per_token(stage):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.model.data import Data, DataSpec
+from engine.model.data import DataSpec, TextLoader
 from engine.model.local_files import local_files
 from engine.model.tokens import DataError, FileTokens, open_tokens
 from ppbench.config.reader import read_sweep
@@ -69,7 +69,7 @@ def test_a_folder_trains_like_one_file_of_the_same_text(books, tmp_path, seq_len
         b"\n".join(text for text in texts if text) if seq_len != 8 else b"".join(texts)
     )
     specs = (DataSpec(f"text:{place}", seq_len=seq_len, max_seq_len=64) for place in (books, whole))
-    folder, file = (Data(spec, 256).step(3) for spec in specs)
+    folder, file = (TextLoader(spec, 256).step(3) for spec in specs)
     assert [t.tolist() for t in folder.inputs] == [t.tolist() for t in file.inputs]
 
 
@@ -90,7 +90,7 @@ def test_a_folder_of_empty_files_is_too_short_before_and_on_the_ranks(tmp_path):
     (tmp_path / "texts" / "empty.txt").touch()
     source = f"text:{tmp_path}/texts"
     with pytest.raises(DataError, match="0"):
-        Data(DataSpec(source, seq_len=8), 256)
+        TextLoader(DataSpec(source, seq_len=8), 256)
     with pytest.raises(SweepFileError, match="has 0 bytes"):
         _read(tmp_path, source)
 

@@ -14,7 +14,7 @@ from engine.model.partition import partition_layers
 from engine.model.presets import PRESETS
 from engine.model.pretrained import preset_config
 from engine.model.spec import ModelSpec
-from engine.model.split import open_model
+from engine.model.split import open_model, try_model
 from engine.model.stage_module import ModelError
 from engine.model.tiny import tiny_config
 
@@ -274,12 +274,17 @@ def test_where_layers_are_must_be_told_and_is_named(name, keys, message):
 
 def test_a_model_that_has_but_a_part_of_its_configuration_is_tried_by_its_own_class(tmp_path):
     tiny_config(CONFIG_MAPPING["emu3"]()).save_pretrained(tmp_path)
-    assert open_model(ModelSpec(str(tmp_path)), SHAPE, CPU).num_layers == 4
+    model = open_model(spec := ModelSpec(str(tmp_path)), SHAPE, CPU)
+    try_model(model, spec)
+    assert model.num_layers == 4
 
 
 def test_an_architecture_whose_layers_share_more_than_the_hidden_state_is_refused(tmp_path):
     tiny_config(CONFIG_MAPPING["glm_moe_dsa"]()).save_pretrained(tmp_path)
-    message, _ = refusal(ModelSpec(str(tmp_path)))
+    model = open_model(spec := ModelSpec(str(tmp_path)), SHAPE, CPU)
+    with pytest.raises(ModelError) as caught:
+        try_model(model, spec)
+    message = str(caught.value)
     assert "glm_moe_dsa cannot be split: its layers need more from each other" in message
 
 

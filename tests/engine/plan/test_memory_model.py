@@ -5,8 +5,9 @@ from drawn_programs import FAMILIES, programs_of
 
 from engine.plan.action import NO_INDEX, Op
 from engine.plan.lower import lower
-from engine.plan.memory import ActionBytes, MeasuredBytes, MemoryRow, Messages
+from engine.plan.memory import MeasuredBytes, MemoryRow, Messages
 from engine.plan.program import Program, actions_from_csv, loop_placement, v_placement
+from engine.plan.sharded_bytes import ActionBytes
 from engine.plan.spans import Lane, Span
 from engine.run.memory import Block, Level, costs_of
 

@@ -3,6 +3,7 @@
 from fractions import Fraction
 
 import pytest
+from closed_forms import BUBBLE_TIME, PEAK, Times
 from drawn_programs import FAMILIES, programs_of, stages_per_rank
 
 from engine.plan.check import check
@@ -10,7 +11,6 @@ from engine.plan.lower import Policy, lower
 from engine.plan.predict import predict, uniform
 from engine.plan.program import to_csv
 from engine.plan.rules import peak_activations
-from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import (
     SCHEDULES,
     ShapeError,
@@ -36,7 +36,6 @@ def idle_ns(program, costs):
 
 @pytest.mark.parametrize(("name", "v"), FAMILIES)
 def test_a_schedule_is_legal_cannot_hang_and_idles_and_holds_as_stated(name, v, is_thorough):
-    schedule = SCHEDULES[name]
     for p in (*RANKS, 16) if is_thorough else RANKS:
         for program in programs_of(name, p, v):
             m = program.num_microbatches
@@ -46,11 +45,11 @@ def test_a_schedule_is_legal_cannot_hang_and_idles_and_holds_as_stated(name, v, 
                 assert lower(program, *posting).compute_only().actions == program.actions
             for costs in COSTS:
                 idle, scaled = idle_ns(program, costs)
-                stated = schedule.bubble_time(shape, Times(*map(Fraction, scaled)))
+                stated = BUBBLE_TIME[name](shape, Times(*map(Fraction, scaled)))
                 assert stated in (None, idle), (shape, costs)
                 is_even = len(set(costs)) == 1
                 assert stated is not None or m < 2 * p or not is_even, shape
-            stated = [schedule.peak(shape, rank) for rank in range(p)]
+            stated = [PEAK[name](shape, rank) for rank in range(p)]
             held = [Fraction(peak, v) for peak in peak_activations(program)]
             if name in AT_MOST:
                 assert all(one <= limit for one, limit in zip(held, stated, strict=True)), shape

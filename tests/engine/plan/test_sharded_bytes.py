@@ -16,9 +16,9 @@ from engine.plan.collectives import (
 )
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.sharded_bytes import (
+    ActionBytes,
     BucketBytes,
-    Change,
-    Shared,
+    SharedBytes,
     TrainingBytes,
     changes_along,
     kept_bytes,
@@ -65,22 +65,22 @@ def changes(policy, num_microbatches=1, waiting=()):
     """Of 0F0 1F0 1B0 1REDUCE_GRAD 0B0 0REDUCE_GRAD, and of what follows."""
     program = build_program("interleaved_1f1b", 1, num_microbatches, 2)
     row = add_collectives(program, policy).actions[0]
-    return changes_along(row, Shared(buckets(policy), waiting))
+    return changes_along(row, SharedBytes(buckets(policy), waiting))
 
 
 def test_each_collective_changes_what_is_there_by_what_it_makes_and_lets_go():
-    still, first, second = Change(0, 0), Change(58, 58), Change(96, 96)
+    still, first, second = ActionBytes(0, 0), ActionBytes(58, 58), ActionBytes(96, 96)
     # A flat tensor is there beside gradients, and takes their place.
-    summed = [still, still, first, Change(60, 2), second, Change(100, 4), still]
+    summed = [still, still, first, ActionBytes(60, 2), second, ActionBytes(100, 4), still]
     assert changes(DataParallel()) == changes(Zero1()) == summed
     # Without collectives all is summed after the row.
-    assert changes(NoCollectives()) == [still, still, first, second, Change(100, 4 + 2)]
+    assert changes(NoCollectives()) == [still, still, first, second, ActionBytes(100, 4 + 2)]
     # What a shard of the sum was made of goes when the next is begun.
-    after = [second, Change(100, 100 - 96 + 50 - 60), Change(0, -100)]
-    assert changes(Zero2()) == [*summed[:3], Change(60, 60 - 58 + 30), *after]
+    after = [second, ActionBytes(100, 100 - 96 + 50 - 60), ActionBytes(0, -100)]
+    assert changes(Zero2()) == [*summed[:3], ActionBytes(60, 60 - 58 + 30), *after]
     # Of two reductions the first is not done when the second begins: both go at the end.
     lagging = changes(Zero2(), waiting=(0, 1))
-    assert lagging[-2:] == [Change(100, 100 - 96 + 50), Change(0, -160)]
+    assert lagging[-2:] == [ActionBytes(100, 100 - 96 + 50), ActionBytes(0, -160)]
     # U 0F0 R of stage 0; U F B REDUCE R of stage 1; U 0B0 REDUCE R
     nets = [100, 0, -100, 60, 0, 58, 32, -60, 100 - 60, 96, 54, -100, -100]
     assert [change.net_bytes for change in changes(Zero3(1, 0))] == nets
@@ -91,7 +91,7 @@ def test_what_two_stages_have_in_common_is_gathered_once_and_freed_with_the_last
     shared = [BucketBytes(frozenset([0, 1]), 100, 50, (100,))]
     gathered = [
         change.net_bytes
-        for action, change in zip(row, changes_along(row, Shared(shared)), strict=False)
+        for action, change in zip(row, changes_along(row, SharedBytes(shared)), strict=False)
         if action.op in (Op.UNSHARD, Op.RESHARD)
     ]
     assert sorted(gathered) == [-100, 0, 0, 100]
@@ -103,5 +103,5 @@ def test_after_a_row_only_the_sums_are_left(policy):
         placed = add_collectives(small_program(name), policy)
         for rank, row in enumerate(placed.actions):
             shared = buckets(policy, placed.placement.stages_of(rank), 4)
-            left = sum(change.net_bytes for change in changes_along(row, Shared(shared)))
+            left = sum(change.net_bytes for change in changes_along(row, SharedBytes(shared)))
             assert left == sum(bucket.sum_bytes for bucket in shared)

@@ -15,8 +15,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.pytorch_utils import Conv1D
 
-from engine.model.chain import ChainStage, Piece
+from engine.model.chain import ChainPiece, ChainStage
 from engine.model.stage_module import TensorSpec
 from engine.run.recomputation import recompute_layers
 from engine.run.stage import Stage
@@ -45,7 +46,7 @@ def _same_numbers_each_time() -> None:
 def chain(*modules: nn.Module, is_first: bool = False) -> ChainStage:
     """A stage of pieces in a row."""
     names = [f"value {i}" for i in range(len(modules) + 1)]
-    pieces = [Piece(m, f"{i}.", (names[i],), (names[i + 1],)) for i, m in enumerate(modules)]
+    pieces = [ChainPiece(m, f"{i}.", (names[i],), (names[i + 1],)) for i, m in enumerate(modules)]
     layers = range(len(modules))
     ends = (names[0],), (names[-1],)
     return ChainStage(pieces, layers, *ends, {}, is_first=is_first, is_last=False)
@@ -321,6 +322,10 @@ def computed_bias() -> nn.Linear:
     return own
 
 
+def conv1d() -> Conv1D:
+    return Conv1D(WIDTH, WIDTH)
+
+
 KINDS: dict[str, Callable[[], Sequence[nn.Module]]] = {
     "without bias": lambda: [linear(bias=False), nn.Tanh(), linear(bias=False)],
     "layers": lambda: [
@@ -343,6 +348,7 @@ KINDS: dict[str, Callable[[], Sequence[nn.Module]]] = {
     "no gradient arrives": lambda: [linear(), undefined()],
     "in-place activation": lambda: [nn.Sequential(linear(), nn.ReLU(inplace=True), linear())],
     "transposed weight": lambda: [transposed(), linear()],
+    "conv1d": lambda: [Conv1D(16, WIDTH), nn.Tanh(), Conv1D(WIDTH, 16), frozen(conv1d(), "bias")],
 }
 
 
@@ -573,3 +579,12 @@ def test_a_failed_i_puts_nothing_off_afterwards():
     with pytest.raises(RuntimeError, match="shape"):
         stage.backward_input(0, (torch.ones(1, 1),))
     assert_same(run(stage, "F0 B0", inputs, given), run_plain(plain, inputs, given))
+
+
+def test_what_is_put_off_of_a_conv1d_are_the_gradients_of_its_weight_and_bias():
+    module = chain(conv1d(), conv1d()).double()
+    stage = stage_of(module)
+    run(stage, "F0 I0", drawn(1), drawn(1))
+    assert names_with_gradient(module) == set()
+    run(stage, "W0", [], [])
+    assert len(names_with_gradient(module)) == 4

@@ -10,11 +10,10 @@ from fake_clock import FakeClock
 from pipeline import config, lone_trainer
 
 from engine.configuration import lowered_of, model_of
-from engine.model.partition import Costs
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from engine.plan.memory import MemoryRow
-from engine.plan.model_costs import ModelCosts
+from engine.plan.model_costs import NOTHING, ModelCosts
 from engine.run import layer_costs
 from engine.run.clock import HostClock
 from engine.run.layer_costs import measure_model_costs
@@ -71,8 +70,8 @@ def test_every_part_has_costs(preset, recompute):
     costs = costs_of(preset, recompute=recompute)
     assert len(costs.layers) == opened(preset).num_layers
     assert costs.action_ns >= 0
-    every = [costs.before, *costs.layers, costs.after]
-    numbers = [number for part in every for number in dataclasses.astuple(part)]
+    every = costs.parts
+    numbers = [number for part in every for number in dataclasses.astuple(part)[:-1]]
     assert min(numbers) >= 0
     assert all(part.forward_ns + part.backward_ns > 0 for part in [*costs.layers, costs.after])
     assert costs.after.message_bytes == 0
@@ -113,11 +112,14 @@ def test_the_bytes_of_layers_add_up_to_those_of_their_stage(recompute):
     for sums, measured in [
         (added.held_after_forward, whole.held_after_forward),
         (added.held_after_input, whole.held_after_input),
-        (added.static_bytes, whole.static),
+        (added.static_bytes, whole.static_bytes),
     ]:
         assert measured <= sums <= measured + 3 * rotary
     rise = added.memory.rise  # of B first and later, then of I
-    for of_stage, one in ((max(rise[3:6]), whole.transient), (rise[2], whole.first_transient)):
+    for of_stage, one in (
+        (max(rise[3:6]), whole.transient_bytes),
+        (rise[2], whole.first_transient_bytes),
+    ):
         highest = of_stage + added.message_bytes
         assert one - 3 * rotary <= highest <= one + 3 * rotary
 
@@ -156,7 +158,7 @@ def test_equal_layers_have_equal_times():
     slower = PartTimes(2, 4, 2, 2, 2, 2)
 
     def part(samples, kind):
-        return layer_costs._Measured(samples, SIZES, 0, kind)
+        return layer_costs._Measured(samples, NOTHING, kind)
 
     in_turns = [[measured, slower] * 5, [slower, measured] * 5]
     ends = part([measured] * 10, "end")
@@ -169,12 +171,9 @@ def test_equal_layers_have_equal_times():
     assert layer_costs.pooled_samples(apart) == [one.samples for one in apart]
 
 
-SIZES = layer_costs.PartBytes(*[0] * 7)
-
-
 def parts_taking(*alone_ns):
     samples = ([PartTimes(*[ns] * 6)] * 5 for ns in alone_ns)
-    return [layer_costs._Measured(of_part, SIZES, 0, "layer") for of_part in samples]
+    return [layer_costs._Measured(of_part, NOTHING, "layer") for of_part in samples]
 
 
 @pytest.mark.parametrize(
@@ -209,20 +208,19 @@ def test_what_a_forward_takes_longer_before_a_split_backward_is_the_latters():
 @pytest.mark.parametrize(
     ("parameters", "together"),
     [
-        (Costs((1000.0,) * 8, 10, 10), 4),
-        (Costs((1000.0,) * 3, 10, 1e12), 3),
-        (Costs((5e7,) * 5, 1e9, 1e9), 0),
-        (Costs((1e7,) * 6, 1e6, 1e9), 3),
-        (Costs((1000.0,), 1, 1), 0),
+        ((10, *[1000] * 8, 10), 4),
+        ((10, *[1000] * 3, 1e12), 3),
+        ((1e9, *[5e7] * 5, 1e9), 0),
+        ((1e6, *[1e7] * 6, 1e9), 3),
+        ((1, 1000, 1), 0),
     ],
 )
 def test_every_part_is_measured_once_and_no_more_are_kept_than_fit(parameters, together):
     num = layer_costs.num_together_of(parameters)
     assert num == together
     groups = layer_costs.groups_of(parameters, num)
-    counts = [parameters.before, *parameters.layers, parameters.after]
-    assert sorted(itertools.chain(*groups)) == list(range(len(counts)))
+    assert sorted(itertools.chain(*groups)) == list(range(len(parameters)))
     assert set(range(1, num + 1)) <= set(groups[0])
     for group in groups:
-        kept = 16 * sum(counts[index] for index in group)
+        kept = 16 * sum(parameters[index] for index in group)
         assert len(group) == 1 or kept <= layer_costs.KEPT_BYTES

@@ -6,20 +6,20 @@ import pytest
 from stored_runs import MS, spans
 
 from engine.plan.action import COMPUTE_OPS, NO_INDEX, OPS, Action, Op
-from engine.plan.predict import TimedStep, predict, uniform
+from engine.plan.predict import WalkedStep, predict, uniform
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.spans import Lane, Span
 from engine.plan.walk import TransferModel
 from ppbench.analysis.waits import NONE, Cause, Spans, critical_path, gaps, moments, waits
 
 
-def simulated(schedule: str, latency_ms: int, ranks: int = 4, microbatches: int = 8) -> TimedStep:
+def simulated(schedule: str, latency_ms: int, ranks: int = 4, microbatches: int = 8) -> WalkedStep:
     program = build_program(schedule, ranks, microbatches)
     transfers = TransferModel(latency_ns=latency_ms * MS, message_bytes=10)
     return predict(program, uniform(program.placement, 10 * MS, 8 * MS, 7 * MS), transfers)
 
 
-def spans_of(simulation: TimedStep) -> Spans:
+def spans_of(simulation: WalkedStep) -> Spans:
     return Spans.of(pd.DataFrame(simulation.spans()))
 
 

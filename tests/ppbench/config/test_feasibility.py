@@ -11,7 +11,7 @@ import torch
 from recordings import ppbench
 
 from engine.model.local_files import local_files
-from engine.model.partition import balance, partition_layers
+from engine.model.partition import balance, partition_layers, totals_of
 from engine.model.sequences import PackedSequences
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model
@@ -34,15 +34,18 @@ world_size = [2, 7]
 @pytest.mark.parametrize("name", ["llama-tiny", "llama-tiny-tied"])
 def test_stages_are_as_bare_as_those_of_the_model_itself(name):
     model = open_model(ModelSpec(name), (1, 16), torch.device("cpu"))
-    parts = {"uniform": partition_layers, "parameters": lambda _, __, n: balance(model.costs, n)}
+    parts = {
+        "uniform": partition_layers,
+        "parameters": lambda _, __, n: balance(model.part_sizes, n),
+    }
     identity = identity_of(Case(model_preset=name))
-    costs = facts_of([identity])[identity].costs
-    assert costs == model.costs
+    sizes = facts_of([identity])[identity].part_sizes
+    assert sizes == model.part_sizes
     for num_stages, partition in itertools.product(range(1, 13), parts):
         layers = parts[partition](partition, model.num_layers, num_stages)
-        sizes = model.costs.of_stages(layers)
-        assert stages_without(costs, partition, num_stages) == [
-            stage for stage, size in enumerate(sizes) if size == 0
+        totals = totals_of(sizes, layers)
+        assert stages_without(sizes, partition, num_stages) == [
+            stage for stage, size in enumerate(totals) if size == 0
         ]
 
 

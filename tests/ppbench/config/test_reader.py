@@ -1,5 +1,6 @@
 """Sweep files: what they expand to, and what models other than presets say of them."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from sweep_files import assert_refused, only_case, read
 
 from engine.model.descriptions import Facts
+from engine.model.spec import ModelSpec
 from engine.plan.schedules.registry import ProgramFileError
 from ppbench.cautions import MIN_STEPS
 from ppbench.config import described
@@ -212,7 +214,7 @@ keys = ("num_layers", "max_positions", "vocab_size", "num_parameters", "tokenize
 wrong = {"key": "model.preset", "message": "no such model"}
 print(json.dumps([
     {**dict.fromkeys(keys), "num_layers": 6, "max_positions": 512, "vocab_size": 300,
-     "problem": wrong if "none" in one["model"] else None}
+     "problem": wrong if "none" in one["spec"]["name"] else None}
     for one in asked
 ]))
 """
@@ -251,12 +253,16 @@ def test_all_models_that_are_no_presets_are_looked_at_in_one_process(tmp_path, a
     text = "[grid]\nmodel.preset = ['llama-8m', 'a/b', 'c/d']\nschedule = ['afab', '1f1b']"
     assert len(read(tmp_path, text).cases) == 6
     (asked,) = [json.loads(line) for line in (tmp_path / "asked.json").read_text().splitlines()]
-    assert [one["model"] for one in asked] == ["a/b", "c/d"]
+    assert [one["spec"]["name"] for one in asked] == ["a/b", "c/d"]
     assert asked[0] == {
-        "model": "a/b", "split": "auto", "split_points": [], "weights": "auto",
-            "layers": "", "before_layers": [], "after_layers": [],
-        "trust_remote_code": False, "dtype": "float32", "tokenizer": "auto",
-    }  # fmt: skip
+        "spec": {
+            **dataclasses.asdict(ModelSpec("a/b")),
+            "split_points": [],
+            "before_layers": [],
+            "after_layers": [],
+        },
+        "tokenizer": "auto",
+    }
     answers("raise SystemExit(9)")
     assert read(tmp_path, VALID).cases  # presets alone start no process
     with pytest.raises(UsageError, match="exit code 9"):

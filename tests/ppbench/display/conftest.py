@@ -7,7 +7,7 @@ import pytest
 from scenes import make_scene
 from stored_runs import run_row, store_with
 
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
 from ppbench.config.case import Case
 from ppbench.planning.cost_file import write_costs_file
 from ppbench.planning.cost_set import CostSet, Setting
@@ -50,7 +50,7 @@ PLANNED = "a_sweep_with_a_name_of_forty_characters.toml"
 
 def planned(folder):
     """A sweep whose layers have costs already."""
-    layer = LayerCosts(1e6, 2e6, 1e6, 1e6, 0.01, 2**24, 2**22, 2**20, 2**20, 2**20, 1e5)
+    layer = StageCosts(1e6, 2e6, 1e6, 1e6, 0.01, 2**24, 2**22, 2**20, 2**20, 2**20, 1e5)
     model = ModelCosts(layer, (layer,) * 4, layer)
     made = {Setting(1, recompute=False): model}
     costs = CostSet("llama-tiny", "float32", 64, "adamw", "cpu", "made up", made, LinkCosts(1e4))

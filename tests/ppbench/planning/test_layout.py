@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.plan.model_costs import NOTHING, LayerCosts, ModelCosts
+from engine.plan.model_costs import NOTHING, ModelCosts, StageCosts
 from engine.plan.program import Placement, loop_placement, v_placement
 from ppbench.planning.layout import solve_partition
 
@@ -27,7 +27,7 @@ def loads_of(costs, placement, partition):
 
 def drawn_layer(random_, scatter):
     forward, backward = (random_.randint(100 - scatter, 100 + scatter) for _ in range(2))
-    return LayerCosts(forward, 2 * backward, backward, backward)
+    return StageCosts(forward, 2 * backward, backward, backward)
 
 
 def drawn(seed):
@@ -62,7 +62,7 @@ def test_the_heaviest_rank_is_as_light_as_in_the_best_of_all_partitions(is_thoro
         assert max(loads_of(costs, placement, found)) == pytest.approx(best, rel=1e-9)
 
 
-ALIKE = LayerCosts(100, 200, 100, 100)
+ALIKE = StageCosts(100, 200, 100, 100)
 
 
 def test_layers_that_are_alike_are_spread_evenly():

@@ -9,7 +9,7 @@ from worlds import costs_of
 from engine.plan.action import NO_INDEX, Op
 from engine.plan.lower import lower
 from engine.plan.memory import Messages, predict_peak
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
 from engine.plan.spans import Lane, Span
 from engine.run.memory import Block, Level
@@ -23,7 +23,7 @@ def drawn_layer(drawn, message_bytes, *, recompute):
     held, left = drawn.randint(200, 400), drawn.randint(50, 200)
     if recompute:
         held, left = message_bytes, held + 100
-    return LayerCosts(
+    return StageCosts(
         *(1e6, 2e6, 1e6, 1e6),
         held_after_forward=held,
         held_after_input=left,

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
 from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.plan import PlanRequest
 
@@ -14,7 +14,7 @@ MIB = 2**20
 TIMES = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
 FAMILIES = ("afab", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "v_min")
 
-LAYER = LayerCosts(
+LAYER = StageCosts(
     *(1e6, 2e6, 1.1e6, 1e6, 0.01),
     held_after_forward=10 * MIB,
     held_after_input=4 * MIB,
@@ -83,12 +83,12 @@ def _truth(drawn: random.Random, num_layers: int, sizes: tuple[int, ...]) -> Cos
 
 def _layer(
     forward: float, ratios: tuple[float, float], whole: float, size: int, *, recompute: bool
-) -> LayerCosts:
+) -> StageCosts:
     """A layer whose input half and weight half take `ratios` of its forward."""
     again = forward if recompute else 0.0
     given, weight = forward * ratios[0], forward * ratios[1]
     held, left = ((1.5 if recompute else 12) * MIB * size, 5 * MIB * size)
-    return LayerCosts(
+    return StageCosts(
         forward,
         (given + weight) * whole + again,
         given + again,
@@ -102,7 +102,7 @@ def _layer(
     )
 
 
-def _scaled(layer: LayerCosts, factor: float) -> LayerCosts:
+def _scaled(layer: StageCosts, factor: float) -> StageCosts:
     times = {name: getattr(layer, name) * factor for name in TIMES}
     return replace(layer, **times, static_bytes=round(layer.static_bytes * factor))
 
@@ -110,9 +110,9 @@ def _scaled(layer: LayerCosts, factor: float) -> LayerCosts:
 def measurement(truth: CostSet, seed: int, error: float) -> CostSet:
     """What is measured of true costs: each time of each type of layer off by its own error."""
     drawn = random.Random(seed)
-    kinds: dict[LayerCosts, LayerCosts] = {}
+    kinds: dict[StageCosts, StageCosts] = {}
 
-    def of(layer: LayerCosts) -> LayerCosts:
+    def of(layer: StageCosts) -> StageCosts:
         if layer not in kinds:
             off = {name: getattr(layer, name) / _factor(drawn, error) for name in TIMES}
             kinds[layer] = replace(layer, **off, error=error)

@@ -7,7 +7,7 @@ import pytest
 from command import inside
 
 import ppbench
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
 from ppbench.errors import StoreError, SweepFileError, UsageError
 from ppbench.planning.cost_file import read_costs_file, write_costs_file
 from ppbench.planning.cost_set import MEASURED, CostSet, Setting
@@ -16,7 +16,7 @@ from ppbench.run import costs as costs_here
 
 MIB = 2**20
 SIZES = (10 * MIB, 4 * MIB, MIB, MIB, MIB, 5 * MIB, 15 * MIB, MIB)
-LAYER = LayerCosts(1e6, 2e6, 1e6, 1e6, 0.01, *SIZES, 1e5)
+LAYER = StageCosts(1e6, 2e6, 1e6, 1e6, 0.01, *SIZES, 1e5)
 LINK = LinkCosts(1e4, 1e9)
 TEXT = """\
 num_microbatches = 8

@@ -7,7 +7,7 @@ import pytest
 from command import printed
 from stored_runs import run_row
 
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
 from engine.plan.program import Program, loop_placement
 from engine.plan.schedules.registry import build_program
 from ppbench.comparison.evidence import MOST_LAUNCHES
@@ -161,7 +161,7 @@ def test_a_first_choice_that_failed_has_no_figures(tmp_path):
 def folder(tmp_path_factory):
     """A folder with a sweep file whose layers have costs already."""
     folder = tmp_path_factory.mktemp("trials")
-    layer = LayerCosts(1e6, 2e6, 1e6, 1e6, 0.01, 10 * MIB, 4 * MIB, MIB, 20 * MIB, MIB, 1e5)
+    layer = StageCosts(1e6, 2e6, 1e6, 1e6, 0.01, 10 * MIB, 4 * MIB, MIB, 20 * MIB, MIB, 1e5)
     by_setting = {Setting(1, recompute=False): ModelCosts(layer, (layer,) * 4, layer)}
     costs = CostSet(
         "llama-tiny", "float32", 32, "adamw", "cpu", "made up", by_setting, LinkCosts(1e4)
