@@ -257,7 +257,7 @@ def _training_loop(trainer: Trainer, num_steps: int) -> Turn:
 def _plain_loop(trainer: Trainer, num_steps: int) -> Turn:
     """A loop of torch.distributed.pipelining; the trainer gives it modules and batches alone."""
     modules, config = trainer.modules, trainer.config
-    num_stages, num_tokens = trainer.planned.num_stages, 1
+    num_stages, num_tokens = trainer.agreement.lowered.num_stages, 1
     stages = [
         PipelineStage(_Whole(module), index, num_stages, trainer.device)
         for index, module in sorted(modules.items())

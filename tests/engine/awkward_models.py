@@ -380,6 +380,9 @@ def renormed_and_tied() -> nn.Sequential:
     return model
 
 
+lazy = chained(lambda: [nn.LazyLinear(WIDTH), mixer()])
+
+
 def nothing_to_train() -> nn.Sequential:
     return chain(mixer()).requires_grad_(False)
 
