@@ -40,7 +40,7 @@ def test_what_hangs_is_ended_and_what_would_begin_late_is_not_run(tmp_path, caps
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert run_all([MADE_UP], tmp_path, tmp_path / "log", beyond_s=0) == ["made_up.part"]
     assert "exit code -9" in capsys.readouterr().out
-    assert run_all([MADE_UP], tmp_path, tmp_path / "log", last_begin_s=-1) == ["made_up.part"]
+    assert run_all([MADE_UP], tmp_path, tmp_path / "log", most_s=0) == ["made_up.part"]
     assert "no time is left" in capsys.readouterr().out
 
 
