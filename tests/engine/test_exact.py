@@ -77,8 +77,9 @@ def assert_case(ranks, shape, ways=MEMORY, tol=TOLERANCE, changes=None, around=N
     return outcomes
 
 
-# schedules and options of training, on a Llama
+# schedules and options of training, on a Llama or on a chain with almost no computation
 
+THIN = {"preset": "models:thin_sequential"}
 KINDS = ("1f1b", "interleaved_1f1b", "zb_h1", "dualpipev")
 """A schedule of each kind, where nothing but its kind matters."""
 LOOP_AND_V = ("zb_h1", "dualpipev")
@@ -87,25 +88,26 @@ SPECIAL = [
     ("zb_h2", 4, 2, {}),
     ("v_min", 4, 2, {}),
     ("interleaved_zb", 2, 4, {"stages_per_rank": 3}),
-    ("1f1b", 4, 3, {"partition": (2, 0, 0, 2)}),
-    ("zb_h1", 4, 8, {"partition": (0, 4, 0, 0)}),
-    ("dualpipev", 4, 8, {"partition": (0, 1, 0, 2, 0, 0, 1, 0)}),
-    ("zb_h1", 2, 4, {"recompute": (False, True)}),
-    ("dualpipev", 2, 4, {"recompute": (True, False, False, True)}),
+    ("1f1b", 4, 3, {"partition": (2, 0, 0, 4)}),
+    ("zb_h1", 4, 8, {"partition": (0, 6, 0, 0)}),
+    ("dualpipev", 4, 8, {"partition": (0, 1, 0, 3, 0, 0, 2, 0)}),
     ("interleaved_zb", 2, 4, {"policy": Policy.JUST_IN_TIME}),
     ("interleaved_zb", 2, 4, {"look_ahead": 4}),
 ]
-ON_LLAMA = [
-    *(case(name, p, 8, thorough=p == 2) for name in SCHEDULES for p in (4, 2)),
-    *(case(name, 1, 4) for name in KINDS),  # without any message
+OF_SCHEDULES = [
+    *(case(name, 4, 8, **THIN) for name in SCHEDULES),
+    *(case(name, p, 8, thorough=p != 2 or name not in KINDS) for name in SCHEDULES for p in (2, 4)),
+    *(case(name, 1, 4, **THIN) for name in KINDS),  # without any message
     *(
-        case("1f1b", p, m, thorough=(p, m) not in {(3, 1), (3, 8)})
+        case("1f1b", p, m, thorough=(p, m) not in {(3, 1), (3, 8)}, **THIN)
         for p in (1, 2, 3, 4)
         for m in (1, 2, 3, 8)
     ),
-    *(case(name, 2, 4, ways=GLOO, thorough=name not in KINDS) for name in SCHEDULES),
-    *(case(name, 4, 8, ways=GLOO, thorough=name != "dualpipev") for name in SCHEDULES),
-    *(case(*shape, **changes) for *shape, changes in SPECIAL),
+    *(case(name, 2, 4, ways=GLOO, thorough=name not in KINDS, **THIN) for name in SCHEDULES),
+    *(case(name, 4, 8, ways=GLOO, thorough=name != "dualpipev", **THIN) for name in SCHEDULES),
+    *(case(*shape, **THIN, **changes) for *shape, changes in SPECIAL),
+    case("zb_h1", 2, 4, recompute=(False, True)),
+    case("dualpipev", 2, 4, recompute=(True, False, False, True)),
     # In a V both stages of a tied weight are on rank 0; in a loop, on the first and the last rank.
     *(case(name, p, 2 * p, thorough=p == 4, **TIED) for name in LOOP_AND_V for p in (1, 2, 4)),
     *(case("1f1b", p, 3, thorough=p == 2, **CLIPPED, **TIED) for p in (1, 2, 4)),
@@ -115,8 +117,8 @@ ON_LLAMA = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "ways", "tol", "changes"), ON_LLAMA)
-def test_a_llama_trains_as_on_one_device(ranks, shape, ways, tol, changes):
+@pytest.mark.parametrize(("shape", "ways", "tol", "changes"), OF_SCHEDULES)
+def test_a_schedule_trains_as_on_one_device(ranks, shape, ways, tol, changes):
     outcomes = assert_case(ranks, shape, ways, tol, changes)
     is_variable = "seq_len" in changes
     assert (len({result.num_tokens for result in outcomes[0].results}) > 1) == is_variable
@@ -321,7 +323,10 @@ OF_USERS = [
     # A second forward sees the input and the buffers of the first, and changes neither.
     *(awkward(name, 2, recompute=True) for name in RECOMPUTED),
     traced("Frame", p=2, recompute=True),
-    *(awkward(name, 2, schedule="zbv") for name in ("thrice", "shared_projection")),
+    *(
+        awkward(name, 2, schedule="zbv", thorough=name == "thrice")
+        for name in ("shared_projection", "thrice")
+    ),
     # What no replica has used stays without a gradient; what one has used has one on all.
     *(
         awkward(
@@ -381,7 +386,7 @@ def own(name, schedule, p, m=4, **changes):
 OWN = [
     # Traced pieces are candidates for stages, not their number.
     *(own(name, "zb_h1", 3) for name in WITH_OWN_BATCHES),
-    *(own(name, "interleaved_1f1b", 2) for name in ("vit", "encoder")),
+    *(own(name, "interleaved_1f1b", 2, thorough=name != "encoder") for name in ("vit", "encoder")),
     *(
         own(name, *shape, thorough=True)
         for name in WITH_OWN_BATCHES
@@ -458,9 +463,10 @@ POLICIES = (
 )
 TIED_AND_CLIPPED = {**TIED, **CLIPPED}
 KINDS_OF_REPLICAS = {
-    "plain": {},
+    "plain": THIN,
     "tied and clipped": TIED_AND_CLIPPED,
     "uneven and recomputed": {
+        **THIN,
         "seq_len": "variable",
         "max_seq_len": 40,
         "microbatch_size": 2,
@@ -509,7 +515,7 @@ def settings_of(shape, policy, schedule, kind):
     rest = {"replicas": replicas, "sharding": policy}
     if kind == "empty":
         num_inner = program_of(config(schedule, p, max(2, p), **rest)).num_stages - 2
-        changes = {"partition": (2, *[0] * num_inner, 2) if num_inner >= 0 else "uniform"}
+        changes = {"partition": (2, *[0] * num_inner, 4) if num_inner >= 0 else "uniform", **THIN}
     return config(schedule, p, max(2, p), **rest, **changes)
 
 
