@@ -244,13 +244,6 @@ class Trainer:
         if self._progress is not None:
             self._progress.catch_up()
 
-    def compute_gradients(self, step: int) -> float | None:
-        """The step without its optimizer: leaves the gradients in place, returns the loss."""
-        loss, _ = self._accumulate_gradients(step, Recording.flight_only)
-        self.runner.end_step(step)
-        self._wait()
-        return None if loss is None else loss.item()
-
     def find_not_finite(self, *, has_weights: bool = False) -> str | None:
         """Name what was not finite on this rank in the last step; None if all was finite.
 

@@ -90,7 +90,7 @@ def settings_of(schedule: str, world_size: int) -> TrainerConfig:
 def train(fabric: Fabric, settings: TrainerConfig) -> Trained:
     """One rank's gradients of step 0, the spans of step 1, and the memory of step 2."""
     trainer = Trainer(agree(settings, fabric), fabric)
-    loss = trainer.compute_gradients(0)
+    loss = trainer.step(0).loss
     grads = {name: p.grad for name, p in trainer.parameters().items()}
     gradients = {name: grad.cpu() for name, grad in grads.items() if grad is not None}
     spans = trainer.step(1).spans
