@@ -95,7 +95,7 @@ def save(trainer: Trainer, root: Path, progress: Progress) -> Path:
     """
     folder = root / f"step-{progress.step:06d}"
     aside, old = (root / f".{folder.name}.{kind}" for kind in ("partial", "old"))
-    me, group = trainer.ranks[trainer.rank], _group_of(trainer)
+    me, group = trainer.process, _group_of(trainer)
     tensors = _own(trainer)[0] | _gathered(trainer)
     file_of: dict[str, int] = {}
     for number, names in enumerate(trainer.gather(list(tensors)), 1):
@@ -274,7 +274,7 @@ def _group_of(trainer: Trainer) -> dict[str, Any]:
 
 def _together(trainer: Trainer, work: Callable[[], Result]) -> Result:
     """Do what may fail on one rank: then it fails on every rank alike."""
-    me, result = trainer.ranks[trainer.rank], None
+    me, result = trainer.process, None
     problem: str | None = None
     cause: BaseException | None = None
     try:

@@ -22,7 +22,7 @@ from engine.plan.messages import Edge, edge_of
 from engine.plan.program import Program
 from engine.plan.schedules.registry import build_program
 from engine.run import device as devices
-from engine.run.look_ahead import DEFAULT_ISSUE_AHEAD
+from engine.run.issue_limit import DEFAULT_ISSUE_AHEAD
 from engine.run.optimizer import OptimizerSpec
 
 if TYPE_CHECKING:

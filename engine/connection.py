@@ -36,7 +36,7 @@ from engine.model.split import try_model
 from engine.model.stage_module import Message
 from engine.plan.program import Program
 from engine.run.layer_costs import measure_model_costs
-from engine.run.p2p.fabric import Fabric, Ranks
+from engine.run.p2p.fabric import Fabric, Processes, Ranks
 
 Decided = TypeVar("Decided")
 
@@ -50,26 +50,27 @@ class Agreement:
     partition: list[range]  # the layers of each stage
     shares: list[float]  # each stage's share of what the partition balances, else of the layers
     messages: list[Message]  # what each stage but the last sends for one microbatch, at its longest
-    shared: list[Ranks]  # who share a weight, one entry for each that several ranks share
+    sharing: list[Ranks]  # who share a weight, one entry for each that several ranks share
     num_targets: int  # of one microbatch, at its longest
 
 
 @dataclass(frozen=True)
 class Place:
-    """This process's place among those of all replicas; each of the tuples has process numbers."""
+    """This process's place among those of all replicas."""
 
+    process: int
     replica: int
     rank: int  # within the replica
-    everyone: Ranks
-    ranks: Ranks  # of this replica
-    same_rank: Ranks  # of all replicas
+    everyone: Processes
+    pipeline: Processes  # this replica's, by rank
+    counterparts: Processes  # of this rank, by replica
 
     @classmethod
     def of(cls, config: TrainerConfig) -> Place:
         process, size = dist.get_rank() if config.num_processes > 1 else 0, config.world_size
-        everyone, rank = tuple(range(config.num_processes)), process % size
-        first = process - rank
-        return cls(first // size, rank, everyone, everyone[first:][:size], everyone[rank::size])
+        everyone, (replica, rank) = tuple(range(config.num_processes)), divmod(process, size)
+        pipeline = everyone[replica * size :][:size]
+        return cls(process, replica, rank, everyone, pipeline, everyone[rank::size])
 
 
 def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
@@ -86,8 +87,8 @@ def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
     decided = decide() if config.num_processes == 1 else broadcast(decide)
     agreement = Agreement(config, lowered, *decided)
     if config.num_processes > 1:
-        ranks = lowered.placement.ranks
-        fabric.connect(edges_of(lowered), ranks, agreement.shared, config.replicas)
+        owners = lowered.placement.ranks
+        fabric.connect(edges_of(lowered), owners, agreement.sharing, config.replicas)
     return agreement
 
 
@@ -112,15 +113,14 @@ def _decide(
         partition = balance(parts, num_stages)
     else:
         partition = partition_layers(kind, model.num_layers, num_stages)
-    ranks = program.placement.ranks
-    weights = model.shared_weights(partition)
-    owners = [ranks_of((stage for stage, _ in weight.owners), ranks) for weight in weights]
+    weights, rank_of = model.shared_weights(partition), program.placement.ranks
+    sharing = [owners_of((stage for stage, _ in weight.owners), rank_of) for weight in weights]
     totals = totals_of(parts, partition)
     return (
         partition,
         [total / max(sum(totals), 1e-30) for total in totals],
         model.messages(partition, *shape),
-        [some for some in owners if len(some) > 1],
+        [ranks for ranks in sharing if len(ranks) > 1],
         model.task.example(*shape)[1].numel(),
     )
 
@@ -131,9 +131,9 @@ def autocast_of(name: str, device: torch.device) -> AbstractContextManager[objec
     return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
-def ranks_of(stages: Iterable[int], ranks: tuple[int, ...]) -> Ranks:
-    """The ranks that own some of these stages, each once."""
-    return tuple(sorted({ranks[stage] for stage in stages}))
+def owners_of(stages: Iterable[int], rank_of: tuple[int, ...]) -> Ranks:
+    """The ranks that own some of these stages, each once; `rank_of` has the rank of each stage."""
+    return tuple(sorted({rank_of[stage] for stage in stages}))
 
 
 def broadcast(decide: Callable[[], Decided], group: dist.ProcessGroup | None = None) -> Decided:

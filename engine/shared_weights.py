@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engine.connection import ranks_of
+from engine.connection import owners_of
 from engine.model.stage_module import SharedWeight, StageModule
 from engine.run.p2p.fabric import Ranks
-from engine.run.shards import Piece, was_used
+from engine.run.shards import ParameterPiece, was_used
 
 SumOver = Callable[[Tensor, Ranks], None]
 """Replaces a tensor by its sum over these ranks. Blocks until they are there."""
-PiecesOf = Callable[[nn.Parameter], Sequence[Piece]]
+PiecesOf = Callable[[nn.Parameter], Sequence[ParameterPiece]]
 """What is trained of a parameter on this rank."""
 
 
@@ -34,17 +34,17 @@ class _Summed:
     is_first: bool  # this rank is the first of them
 
 
-class Shared:
-    """The shared weights of this rank's stages."""
+class SharedWeights:
+    """Those of this rank's stages."""
 
     def __init__(
         self,
         weights: Sequence[SharedWeight],
         modules: Mapping[int, StageModule],
-        ranks: Ranks,
+        rank_of: Ranks,
         rank: int,
     ) -> None:
-        """`ranks` has the rank of each stage."""
+        """`rank_of` has the rank of each stage."""
         self._weights, self._modules = weights, modules
         for weight in weights:  # stages of this rank that share one hold one parameter
             held = [(modules[stage], name) for stage, name in weight.owners if stage in modules]
@@ -57,7 +57,7 @@ class Shared:
         # What other ranks own as well, in one order on all ranks.
         self._summed: list[_Summed] = []
         for weight in weights:
-            owners = ranks_of((stage for stage, _ in weight.owners), ranks)
+            owners = owners_of((stage for stage, _ in weight.owners), rank_of)
             if len(owners) < 2 or rank not in owners:
                 continue
             stage, name = next(owner for owner in weight.owners if owner[0] in modules)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import torch
 
     from engine.configuration import TrainerConfig
-    from engine.model.stage_module import StageModule
 
 T = TypeVar("T")
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
@@ -202,7 +201,7 @@ def train(launch: Launch) -> None:
     from engine.run.heap import keep_freed_memory
     from engine.run.p2p.fabric import Fabric
     from engine.run.shards import Sharded, check_views
-    from engine.trainer import Trainer, agree, modules_of
+    from engine.trainer import ModelStages, Trainer, agree
 
     keep_freed_memory()
     if device.type != (kind := launch.gather(device.type)[0]):
@@ -213,16 +212,15 @@ def train(launch: Launch) -> None:
     fabric = Fabric(device, clock_for(device), is_device_shared=is_shared)
     agreement = launch.attempt(lambda: agree(asked, fabric))
 
-    def build_stages() -> dict[int, StageModule]:
+    def build_stages() -> ModelStages:
         """Make this rank's stages: apart, since it may fail on one rank alone."""
-        stages = modules_of(agreement, fabric)
+        stages = ModelStages(agreement, fabric)
         if asked.replicas > 1 and Sharded.by(asked.sharding).optimizer:
-            for stage in stages.values():
-                check_views(stage)
+            for module in stages.modules.values():
+                check_views(module)
         return stages
 
-    modules = launch.attempt(build_stages)
-    trainer = Trainer(agreement, fabric, modules=modules)
+    trainer = Trainer(agreement, fabric, stages=launch.attempt(build_stages))
     source = launch.gather(source)[0]  # ranks may see different latest ones
     progress = checkpoints.Progress()
     if source is not None:

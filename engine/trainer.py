@@ -10,11 +10,10 @@ is the same all the same, which is what makes runners comparable.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,8 @@ from engine.configuration import (
 from engine.connection import Agreement, Place, agree, autocast_of
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
-from engine.model.stage_module import StageModule, gradient_message, message_bytes
+from engine.model.factory import seed_from
+from engine.model.stage_module import Model, StageModule, gradient_message, message_bytes
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.memory import Messages
 from engine.plan.messages import Edge
@@ -38,27 +38,28 @@ from engine.plan.program import Program
 from engine.plan.sharded_bytes import NOTHING_SHARED
 from engine.plan.spans import Span
 from engine.run import device as devices
-from engine.run.clock import Clock, IssueClock
-from engine.run.collective_lane import Collectives, HostLane, Lane, StreamLane
+from engine.run.clock import HostClock
+from engine.run.collective_lane import CollectiveLane, Collectives, HostLane, StreamLane
 from engine.run.executor import Executor, StageRunner
-from engine.run.look_ahead import LookAhead
-from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
+from engine.run.issue_limit import IssueLimit
+from engine.run.memory import MemoryPlan, MemoryUse, Owned, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
-from engine.run.p2p.fabric import Fabric
+from engine.run.p2p.fabric import Fabric, Ranks
 from engine.run.progress import DeviceProgress
 from engine.run.recomputation import recompute_layers
 from engine.run.recording import Recording
 from engine.run.rehearsal import rehearse
-from engine.run.shards import Piece, ReplicaGroup, Sharded, Shards, check_views
+from engine.run.runner import Runner, StepMarks
+from engine.run.shards import ParameterPiece, ReplicaGroup, Sharded, Shards, check_views
 from engine.run.stage import Stage, compile_layers
-from engine.run.timed_step import TimedStep
-from engine.shared_weights import Shared
+from engine.shared_weights import SharedWeights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["Runner", "StepResult", "Trainer", "TrainerConfig", "agree"]
 
 OPTIMIZER_ACTION = Action(NO_INDEX, Op.OPT, NO_INDEX)
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True)
@@ -81,57 +82,38 @@ class IssuedStep:
     num_tokens: int
     learning_rate: float
     gradient_norm: Tensor | None
-    timed: TimedStep
-
-
-class Runner(Protocol):
-    """Runs a step's microbatches forward and backward on this rank: the executor, or others.
-
-    It leaves the gradients of the step's mean loss per token in `.grad` of the trainer's modules.
-    """
-
-    @property
-    def peak_held(self) -> int:
-        """The most microbatches whose activations this rank has held at once, in any step."""
-
-    @property
-    def lowered(self) -> Program:
-        """The program of all ranks, with transfers; known after the first step."""
-
-    @property
-    def messages(self) -> Messages | None:
-        """Who holds messages, and how long; None where no memory is predicted."""
-
-    def enter(self, phase: Phase) -> None:
-        """Note what the rank comes to beside its actions."""
-
-    def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
-        """One step; returns its mean loss per token where the last stage is."""
-
-    def perform(
-        self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
-    ) -> Result:
-        """Do work beside the microbatches as an action of the step that has just run."""
-
-    def timed_by(self, clock: Clock) -> AbstractContextManager[None]:
-        """Meanwhile this clock times the actions."""
-
-    def end_step(self, step: int) -> TimedStep:
-        """Hand over what was timed of the step that has just run. Does not wait for the device."""
-
-    def held_tensors(self) -> Iterable[Tensor]:
-        """Return the tensors that it keeps from step to step and may let go of within one."""
-
-    def close(self) -> None:
-        """Give back what it holds; it is not used again."""
+    marks: StepMarks
 
 
 Build = Callable[["Trainer", Flight], Runner]
-Share = Callable[["Trainer", Shared, Flight], Shards]
+Share = Callable[["Trainer", SharedWeights, Flight], Shards]
+
+
+class Stages(Protocol):
+    """Makes a rank's stages and what they train on: `ModelStages`, or such as only take time."""
+
+    @property
+    def modules(self) -> Mapping[int, StageModule]:
+        """The stages by number, with their weights; none where they only take time."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """That of the data, if it is text of tokens."""
+
+    def batch(self, step: int) -> StepBatch:
+        """What this rank needs of a step's batch."""
+
+    def runner(self, trainer: Trainer, flight: Flight) -> Runner:
+        """Make what runs the microbatches, of a trainer that is complete but for that."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
 
 
 class Trainer:
     """This rank's part of a pipeline, or of one of its replicas.
+
+    Stages without modules have no gradients, no optimizer and no loss; all else is the same.
 
     The first `config.num_processes` processes of the default group build one each, with what
     `agree` returned, and call the same methods with the same numbers. One alone communicates
@@ -147,30 +129,30 @@ class Trainer:
         flight: Flight = NO_FLIGHT,
         build: Build | None = None,
         share: Share | None = None,
-        modules: Mapping[int, StageModule] | None = None,
+        stages: Stages | None = None,
     ) -> None:
         """Connect the rank's stages with those of the others: collective where there are several.
 
-        `build` makes what runs the microbatches, given all but that; None: the executor. `share`
-        makes, before that, what replicas share of the modules; None: `shards_of`. `modules` are the
-        rank's stages as `modules_of` makes them; None: they are made here.
+        `build` makes what runs the microbatches, given all but that; None: the stages do. `share`
+        makes, before that, what replicas share of the modules; None: `shards_of`. `stages` are the
+        rank's; None: those of the model are made here.
         """
         config = self.config = agreement.config
         self.agreement = agreement
         place = Place.of(config)
-        self.replica, self.rank, self.ranks = place.replica, place.rank, place.ranks
-        self.everyone, self.same_rank = place.everyone, place.same_rank
+        self.process, self.replica, self.rank = place.process, place.replica, place.rank
+        self.everyone, self.pipeline = place.everyone, place.pipeline
+        self.counterparts = place.counterparts
         self.fabric, self.device = fabric, fabric.device
-        placement = agreement.lowered.placement
-        self.model = model_of(config, self.device)
-        self.tokenizer = tokenizer_of(config)
-        self._data = data_of(config, self.model, self.tokenizer, self.device)
         self.partition, self.messages = agreement.partition, agreement.messages
-        self.modules = modules_of(agreement, fabric) if modules is None else modules
-        weights = self.model.shared_weights(self.partition)
-        self.shared = Shared(weights, self.modules, placement.ranks, self.rank)
-        share = share or shards_of
-        self.shards = share(self, self.shared, flight) if config.replicas > 1 else None
+        self.stages = ModelStages(agreement, fabric) if stages is None else stages
+        self.modules, self.tokenizer = self.stages.modules, self.stages.tokenizer
+        weights = self.model.shared_weights(self.partition) if self.modules else ()
+        rank_of = agreement.lowered.placement.ranks
+        self.shared = SharedWeights(weights, self.modules, rank_of, self.rank)
+        self.shards: Shards | None = None
+        if self.modules and config.replicas > 1:
+            self.shards = (share or shards_of)(self, self.shared, flight)
         recomputed = recomputed_stages(config, len(self.partition))
         for stage, module in self.modules.items():
             if recomputed[stage]:
@@ -184,10 +166,15 @@ class Trainer:
         if build is not None and config.replicas == 1 and _rehearses(self):
             # Another runner's backward may be split by torch itself: stages are rehearsed whole.
             _rehearse(self, {s: _stage_of(self, s, is_whole=True) for s in self.modules})
-        self.runner: Runner = (build or _executing)(self, self._progress or flight)
+        self.runner = (build or self.stages.runner)(self, self._progress or flight)
         self.optimizer = build_optimizer(config.optimizer, list(self.trained().values()))
         self._gradient_norm: Tensor | None = None
         self._own_squares: Tensor | None = None  # of this rank's gradients, before clipping
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The whole model, without weights. An emulated rank need not open it."""
+        return model_of(self.config, self.device)
 
     @property
     def lowered(self) -> Program:
@@ -220,18 +207,19 @@ class Trainer:
         """Run a step as far as the host has a part in it. Does not wait for an accelerator."""
         loss, num_tokens = self._accumulate_gradients(step, recording)
         rate = self.config.optimizer.learning_rate_at(step)
-        self.runner.enter(Phase.UPDATES)
-        self._measure_norm()
-        self.runner.perform(OPTIMIZER_ACTION, self._update, rate)
-        timed = self.runner.end_step(step)
-        return IssuedStep(loss, num_tokens, rate, self._gradient_norm, timed)
+        if self.modules:
+            self.runner.enter(Phase.UPDATES)
+            self._measure_norm()
+            self.runner.perform(OPTIMIZER_ACTION, self._update, rate)
+        marks = self.runner.end_step(step)
+        return IssuedStep(loss, num_tokens, rate, self._gradient_norm, marks)
 
     def read(self, issued: Iterable[IssuedStep]) -> list[StepResult]:
         """Return the results of all steps since the last reading. Blocks until they are done."""
         self._wait()
         results = []
         for step in issued:
-            spans, early = step.timed.read(self.fabric.clock)
+            spans, early = step.marks.read(self.fabric.clock)
             loss = None if step.loss is None else step.loss.item()
             norm = None if step.gradient_norm is None else float(step.gradient_norm)
             rest = step.num_tokens, step.learning_rate, norm, spans, early
@@ -266,14 +254,19 @@ class Trainer:
                 return f"{what} of {next(names)}"
         return None
 
-    def measure_memory(self, step: int) -> MemoryUse:
-        """The memory of one more step of training, run under the device's memory accounting."""
+    def measure_memory(self, step: int) -> MemoryUse | None:
+        """The memory of one more step of training, run under the device's memory accounting.
+
+        None where the stages only take time; no step is run then.
+        """
+        if not self.modules:
+            return None
         self._zero_gradients()
         messages = self.runner.messages
         shared = NOTHING_SHARED if self.shards is None else self.shards.bytes_shared()
         plan = None
         if messages is not None and shared is not None:
-            plan = Plan(self.lowered, self.rank, messages, shared)
+            plan = MemoryPlan(self.lowered, self.rank, messages, shared)
 
         def owned() -> Owned:
             parameters = [*self.parameters().values(), *self.trained().values()]
@@ -283,20 +276,14 @@ class Trainer:
             buffers = [b for module in self.modules.values() for b in module.buffers()]
             return Owned(parameters, gradients, state, buffers, list(self.runner.held_tensors()))
 
-        with self.runner.timed_by(IssueClock(self.fabric.clock)):
+        # Memory is allocated when the host issues work: its clock tells which action that was for.
+        self.fabric.clock.begin()  # of the channels
+        with self.runner.timed_by(HostClock()):
             return measure_memory(self.device, lambda: self.step(step).spans, owned, plan)
 
     def batch(self, step: int) -> StepBatch:
-        """This replica's inputs and targets of a step, on the rank's device, where it needs them.
-
-        The tokens that count are those of all replicas.
-        """
-        whole, size = self._data.step(step), self.config.data.num_microbatches
-        own = slice(self.replica * size, (self.replica + 1) * size)
-        nothing = (torch.empty(0),) * size
-        inputs = whole.inputs[own] if 0 in self.modules else nothing
-        targets = whole.targets[own] if len(self.partition) - 1 in self.modules else nothing
-        return StepBatch(inputs, targets, whole.num_tokens).to(self.device)
+        """What this rank needs of a step's batch."""
+        return self.stages.batch(step)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """This rank's parameters by their name in the unsplit model, each once.
@@ -327,7 +314,7 @@ class Trainer:
 
     def close(self) -> None:
         """Give back the channels and the loader; the trainer is not used again."""
-        self._data.close()
+        self.stages.close()
         self.runner.close()
         if self._progress is not None:
             self._progress.close()
@@ -336,25 +323,25 @@ class Trainer:
 
     def _accumulate_gradients(self, step: int, recording: Recording) -> tuple[Tensor | None, int]:
         batch = self.batch(step)
-        self._zero_gradients()
-        # Dropout is drawn anew for each step and rank, and the same when a run is resumed.
-        is_cpu = self.device.type == "cpu"  # seeding a GPU too takes long where there is none
-        seed = torch.default_generator.manual_seed if is_cpu else torch.manual_seed
-        seed(seed_of(self.config.model.seed, step, self.ranks[self.rank]))
+        if self.modules:
+            self._zero_gradients()
+            # Dropout is drawn anew for each step and rank, and the same when a run is resumed.
+            is_cpu = self.device.type == "cpu"  # seeding a GPU too takes long where there is none
+            seed = torch.default_generator.manual_seed if is_cpu else torch.manual_seed
+            seed(seed_from(self.config.model.seed, step, self.process))
         loss = self.runner.run(step, batch, recording)
-        self.runner.enter(Phase.SUMS)
-        if self.shards is not None:
-            self.shards.sum_gradients()
-            if loss is not None:
-                self.fabric.sum_over(loss, self.same_rank)
-        # Blocks until the other owners are here. All end with the same sum, bit for bit.
-        self.shared.sum_gradients(
-            lambda tensor, ranks: self.fabric.sum_over(
-                tensor, tuple(self.ranks[rank] for rank in ranks)
-            ),
-            self.pieces_of,
-        )
+        if self.modules:
+            self.runner.enter(Phase.SUMS)
+            if self.shards is not None:
+                self.shards.sum_gradients()
+                if loss is not None:
+                    self.fabric.sum_over(loss, self.counterparts)
+            # Blocks until the other owners are here. All end with the same sum, bit for bit.
+            self.shared.sum_gradients(self._sum_over_ranks, self.pieces_of)
         return loss, batch.num_tokens
+
+    def _sum_over_ranks(self, tensor: Tensor, ranks: Ranks) -> None:
+        self.fabric.sum_over(tensor, tuple(self.pipeline[rank] for rank in ranks))
 
     def _zero_gradients(self) -> None:
         for parameter in self.parameters().values():
@@ -376,9 +363,10 @@ class Trainer:
 
     def _sum_over_all(self, tensor: Tensor) -> None:
         self._own_squares = tensor.clone()
-        ranks = self.everyone if self.shards and self.shards.sharded.optimizer else self.ranks
-        if len(ranks) > 1:
-            self.fabric.sum_over(tensor, ranks)
+        has_pieces = self.shards is not None and self.shards.sharded.optimizer
+        processes = self.everyone if has_pieces else self.pipeline
+        if len(processes) > 1:
+            self.fabric.sum_over(tensor, processes)
 
     def _update(self, rate: float) -> None:
         if self.optimizer is not None:
@@ -391,8 +379,10 @@ class Trainer:
         if self.shards is not None:
             self.shards.gather_updated()
 
-    def pieces_of(self, parameter: nn.Parameter) -> list[Piece]:
-        return [Piece.all_of(parameter)] if self.shards is None else self.shards.pieces(parameter)
+    def pieces_of(self, parameter: nn.Parameter) -> list[ParameterPiece]:
+        if self.shards is None:
+            return [ParameterPiece.all_of(parameter)]
+        return self.shards.pieces(parameter)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What the optimizer trains on this rank: parameters or pieces of them, by their names."""
@@ -406,18 +396,55 @@ class Trainer:
         return self.fabric.gather_objects(ours, self.everyone)
 
 
-def modules_of(agreement: Agreement, fabric: Fabric) -> dict[int, StageModule]:
-    """Make this rank's stages, with their weights. Raises ModelError, perhaps on one rank alone."""
-    config, device = agreement.config, fabric.device
-    model = model_of(config, device)
-    return {
-        stage: model.build_stage(agreement.partition, stage, device)
-        for stage in agreement.lowered.placement.stages_of(Place.of(config).rank)
-    }
+class ModelStages:
+    """Makes a rank's stages of the model, and draws the batches that they train on."""
+
+    def __init__(self, agreement: Agreement, fabric: Fabric) -> None:
+        """Make the modules with their weights, and open the data.
+
+        Raises ModelError or DataError, perhaps on one rank alone.
+        """
+        config, self._device = agreement.config, fabric.device
+        self._place, self._num_stages = Place.of(config), len(agreement.partition)
+        self._num_microbatches = config.data.num_microbatches
+        model = model_of(config, self._device)
+        self.tokenizer = tokenizer_of(config)
+        self._data = data_of(config, model, self.tokenizer, self._device)
+        self.modules = {
+            stage: model.build_stage(agreement.partition, stage, self._device)
+            for stage in agreement.lowered.placement.stages_of(self._place.rank)
+        }
+
+    def batch(self, step: int) -> StepBatch:
+        """This replica's inputs and targets of a step, on the rank's device, where it needs them.
+
+        The tokens that count are those of all replicas.
+        """
+        whole, size = self._data.step(step), self._num_microbatches
+        own = slice(self._place.replica * size, (self._place.replica + 1) * size)
+        nothing = (torch.empty(0),) * size
+        inputs = whole.inputs[own] if 0 in self.modules else nothing
+        targets = whole.targets[own] if self._num_stages - 1 in self.modules else nothing
+        return StepBatch(inputs, targets, whole.num_tokens).to(self._device)
+
+    def runner(self, trainer: Trainer, flight: Flight) -> PipelineRunner:
+        """Runs the stages as the program says."""
+        stages = {index: _stage_of(trainer, index) for index in trainer.modules}
+        if _rehearses(trainer):
+            _rehearse(trainer, stages)
+        limit = None
+        if devices.is_accelerator(trainer.device):
+            limit = IssueLimit(trainer.device, trainer.config.issue_ahead)
+        parts = trainer.agreement, trainer.fabric, stages, flight, trainer.shards, limit
+        return PipelineRunner(*parts)
+
+    def close(self) -> None:
+        """End the loader's processes."""
+        self._data.close()
 
 
-class Executing(Executor):
-    """The engine's own runner: an executor with channels of its own."""
+class PipelineRunner(Executor):
+    """The engine's own runner: an executor with channels of its own, which it opens and closes."""
 
     def __init__(
         self,
@@ -426,34 +453,25 @@ class Executing(Executor):
         stages: Mapping[int, StageRunner],
         flight: Flight = NO_FLIGHT,
         collectives: Collectives | None = None,
-        look_ahead: LookAhead | None = None,
+        issue_limit: IssueLimit | None = None,
         delays_ns: Mapping[Edge, int] | None = None,
     ) -> None:
-        """`delays_ns`: by how much longer the messages of an edge shall take, for emulation."""
-        config, place, lowered = agreement.config, Place.of(agreement.config), agreement.lowered
+        """Open the channels; collective over the ranks of the replica.
+
+        `delays_ns`: by how much longer the messages of an edge shall take, for emulation.
+        """
+        config, place, program = agreement.config, Place.of(agreement.config), agreement.lowered
         is_variable, messages = config.data.is_variable, agreement.messages
-        self._opened = fabric.open_channels(
-            edges_of(lowered),
-            tuple(place.ranks[rank] for rank in lowered.placement.ranks),
+        channels = fabric.open_channels(
+            edges_of(program),
+            tuple(place.pipeline[rank] for rank in program.placement.ranks),
             messages,
             config.data.num_microbatches,
             with_shapes=is_variable,
             delays_ns=delays_ns,
         )
-        super().__init__(
-            lowered,
-            place.rank,
-            stages,
-            self._opened,
-            fabric.clock,
-            messages,
-            flight,
-            collectives,
-            place.replica,
-            look_ahead,
-        )
-        self.lowered = lowered
-        self.messages: Messages | None = None
+        known = program, place.rank, stages, channels, fabric.clock, messages, flight
+        super().__init__(*known, collectives, place.replica, issue_limit)
         if not is_variable:  # else the first microbatch does not tell what others cost
             self.messages = Messages(
                 [message_bytes(m) for m in messages],
@@ -462,22 +480,11 @@ class Executing(Executor):
                 is_queued=fabric.transport == "gloo",
             )
 
-    def held_tensors(self) -> Iterable[Tensor]:
-        return ()
-
     def close(self) -> None:
-        for channel in self._opened.values():
+        for channel in self._channels.values():
             channel.close()
-
-
-def _executing(trainer: Trainer, flight: Flight) -> Executing:
-    stages = {index: _stage_of(trainer, index) for index in trainer.modules}
-    if _rehearses(trainer):
-        _rehearse(trainer, stages)
-    ahead = None
-    if devices.is_accelerator(trainer.device):
-        ahead = LookAhead(trainer.device, trainer.config.issue_ahead)
-    return Executing(trainer.agreement, trainer.fabric, stages, flight, trainer.shards, ahead)
+        if self._collectives is not None:
+            self._collectives.close()
 
 
 def _rehearses(trainer: Trainer) -> bool:
@@ -515,11 +522,11 @@ def _whole(trainer: Trainer, stage: int) -> Iterator[None]:
     shards.finish_step()
 
 
-def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
+def shards_of(trainer: Trainer, shared: SharedWeights, flight: Flight) -> Shards:
     """The engine's own: buckets of parameters on a lane beside the executor."""
     config, fabric, device = trainer.config, trainer.fabric, trainer.device
-    group = ReplicaGroup(fabric.group_of(trainer.same_rank), trainer.replica, config.replicas)
-    lane: Lane = (
+    group = ReplicaGroup(fabric.group_of(trainer.counterparts), trainer.replica, config.replicas)
+    lane: CollectiveLane = (
         StreamLane(device, fabric.clock, fabric.lane_stream())
         if group.is_on_stream
         else HostLane(trainer.rank, trainer.replica, flight)
@@ -562,9 +569,3 @@ def _are_finite(tensors: Iterable[Tensor]) -> bool:
     if not sums or all(torch.stack([torch.isfinite(total) for total in sums]).tolist()):
         return True
     return all(bool(torch.isfinite(tensor).all()) for tensor in some)
-
-
-def seed_of(seed: int, step: int, rank: int) -> int:
-    """The seed of the random numbers that a rank draws in a step."""
-    digest = hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()
-    return int.from_bytes(digest[:7], "little")

@@ -95,6 +95,7 @@ def train(fabric: Fabric, settings: TrainerConfig) -> Trained:
     gradients = {name: grad.cpu() for name, grad in grads.items() if grad is not None}
     spans = trainer.step(1).spans
     memory_use = trainer.measure_memory(2)
+    assert memory_use is not None
     trainer.close()
     return Trained(loss, gradients, spans, fabric.transport, memory_use)
 
@@ -149,6 +150,7 @@ def peaks(schedule: str, device: torch.device) -> list[Peak]:
     for number in (2, 3, 4, 5):
         trainer = trainer_on(device, schedule, number)
         use = trainer.measure_memory(2)
+        assert use is not None
         trainer.close()
         found.append(Peak(number, use.peak_bytes, use.predicted_peak_bytes))
     return found
@@ -193,7 +195,7 @@ def count_streams(fabric: Fabric) -> tuple[int, int]:
     for _ in range(NUM_CASES):
         trainer = Trainer(agree(settings_of("interleaved_1f1b", 2), fabric), fabric)
         trainer.step(0)
-        channels = list(trainer.runner._opened.values())  # type: ignore[attr-defined]  # the engine's runner
+        channels = list(trainer.runner._channels.values())  # type: ignore[attr-defined]  # the engine's runner
         streams = {getattr(channel, "_stream", id(channel)) for channel in channels}
         fewest, num_edges = min(fewest, len(streams)), len(channels)
         trainer.close()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import importlib
 import os
 import random
@@ -233,6 +234,12 @@ class Caster:
             became = tensor.to(self._device, dtype_for(tensor, self._dtype))
             self._known[id(tensor)] = tensor, became
         return self._known[id(tensor)][1]
+
+
+def seed_from(*parts: object) -> int:
+    """A seed that follows from these values alone; small enough for every generator."""
+    digest = hashlib.sha256(":".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:7], "little")
 
 
 @contextlib.contextmanager

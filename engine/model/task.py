@@ -13,7 +13,6 @@ A step's loss is the mean of its microbatches' losses, which are of one size. Ev
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 import operator
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 from engine.model.data import IGNORED, DataSpec, Loader, TextLoader
-from engine.model.factory import Caster, Factory, dtype_for, seeded
+from engine.model.factory import Caster, Factory, dtype_for, seed_from, seeded
 from engine.model.sequences import WholeBatch
 from engine.model.stage_module import ModelError, TensorSpec, first_line
 
@@ -154,10 +153,9 @@ class FactoryTask:
 
         Targets have at least float32. Raises ModelError for all but two tensors of `size` rows.
         """
-        digest = hashlib.sha256(f"{seed}:{step}".encode()).digest()
         called = f"batches({step}, {size})"
         try:
-            with seeded(int.from_bytes(digest[:7], "little"), is_on_host=True):
+            with seeded(seed_from(seed, step), is_on_host=True):
                 drawn = self._batches(step, size)
         except Exception as error:
             what = f"{type(error).__name__}: {first_line(error)}"

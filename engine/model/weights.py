@@ -7,7 +7,6 @@ model before anything can be dropped.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from transformers.modeling_utils import LoadStateDictConfig, local_torch_dtype
 from transformers.utils import logging
 
 from engine.model.checkpoint import open_tensors
-from engine.model.factory import Factory
+from engine.model.factory import Factory, seed_from
 from engine.model.stage_module import ModelError
 from engine.model.storages import own_tensors, sources_of
 
@@ -205,7 +204,5 @@ def _initialise_below(
             _initialise_below(child, full_name, inner, seed, done)
     with torch.random.fork_rng(devices=[]):
         # `torch.manual_seed` seeds GPUs too, and formats the stack for each that is not in use.
-        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-        own_seed = int.from_bytes(digest[:8], "little", signed=True)
-        torch.default_generator.manual_seed(own_seed)
+        torch.default_generator.manual_seed(seed_from(seed, name))
         owner._init_weights(module)

@@ -55,7 +55,6 @@ class Sharing(StrEnum):
 
     STAGE_EDGE = "stage_edge"  # each directed edge between two stages has its own: the engine
     RANK_EDGE = "rank_edge"  # each direction between two ranks
-    RANK_PAIR = "rank_pair"  # two ranks, both directions: an NCCL communicator of two
     RANK = "rank"  # everything that a rank sends and receives
 
 
@@ -72,8 +71,6 @@ def line_of(placement: Placement, sharing: Sharing, transfer: Action) -> LineNam
             return (rank, *channel)
         case Sharing.RANK_EDGE:
             return (rank, source, target)
-        case Sharing.RANK_PAIR:
-            return (rank, min(source, target), max(source, target))
         case Sharing.RANK:
             return (rank,)
 

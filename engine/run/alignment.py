@@ -16,39 +16,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from engine.plan.spans import Span
-from engine.run.clock import MAX_DRIFT_PPB, Line, Ping, Tie, line_through
-from engine.run.p2p.fabric import Ranks
+from engine.run.clock import MAX_DRIFT_PPB, HostClock, Line, Ping, Tie, line_through
+from engine.run.host import clock_identity, is_same
+from engine.run.p2p.fabric import Processes
 
 NUM_PINGS = 50
 """Ten do where little else runs; on loopback, the narrowest bounds the offset to some 30 us."""
 _BILLION = 1_000_000_000
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_TIME_NAMESPACE = Path("/proc/self/ns/time")
 
 
-@dataclass(frozen=True)
-class Offset:
-    """This rank's clock ahead of rank 0's at a moment, by `offset_ns` +- `error_ns`."""
-
-    at_ns: int  # on rank 0's clock
-    offset_ns: int
-    error_ns: int
-    is_shared: bool = False  # the two are one clock
+SAME_CLOCK = Tie(0, 0, 0)
+"""Ties rank 0's clock to this rank's where the two are one; others have an error."""
 
 
-SAME_CLOCK = Offset(0, 0, 0, is_shared=True)
+def tie_by(pings: Sequence[Ping]) -> Tie:
+    """Tie rank 0's clock to this rank's in the middle of the narrowest ping.
 
-
-def estimate_offset(pings: Sequence[Ping]) -> Offset:
-    """What the pings have in common, in the middle of the narrowest.
-
-    A ping tells of its own time: at another moment its interval is wider by what the clocks may
-    have drifted since. Where that leaves nothing in common, they drift faster than is taken for
-    possible: the narrowest ping decides, and what parts the others is added to the error.
+    The rank's clock is ahead by an offset that all pings have in common. A ping tells of its own
+    time: at another moment its interval is wider by what the clocks may have drifted since. Where
+    that leaves nothing in common, they drift faster than is taken for possible: the narrowest ping
+    decides, and what parts the others is added to the error.
     """
     narrowest = min(
         pings, key=lambda p: (p.returned_ns - p.sent_ns) - (p.answered_ns - p.received_ns)
@@ -59,7 +52,8 @@ def estimate_offset(pings: Sequence[Ping]) -> Offset:
     parted_ns = max(0, low_ns - high_ns)
     if parted_ns:
         low_ns, high_ns = _interval(narrowest, at_ns)
-    return Offset(at_ns, (low_ns + high_ns) // 2, (high_ns - low_ns + 1) // 2 + parted_ns)
+    offset_ns, error_ns = (low_ns + high_ns) // 2, (high_ns - low_ns + 1) // 2 + parted_ns
+    return Tie(at_ns, at_ns + offset_ns, error_ns)
 
 
 def _interval(ping: Ping, at_ns: int) -> tuple[int, int]:
@@ -74,11 +68,15 @@ def _interval(ping: Ping, at_ns: int) -> tuple[int, int]:
 class Alignment:
     """Takes this rank's times to rank 0's clock.
 
-    It is right within `error_ns` between the two offsets that it was made from.
+    It is right within `error_ns` between the two ties that it was made from.
     """
 
     line: Line  # from rank 0's clock to this rank's
-    is_shared: bool
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the two clocks are one."""
+        return self.line == _IDENTITY
 
     @property
     def offset_ns(self) -> int:
@@ -89,7 +87,7 @@ class Alignment:
     def drift_ppb(self) -> int:
         """Nanoseconds that this clock gains on rank 0's in a second.
 
-        It is known no better than the offsets: to within twice `error_ns` over the time between.
+        It is known no better than the ties: to within twice `error_ns` over the time between.
         """
         return round(self.line.drift * _BILLION)
 
@@ -109,60 +107,76 @@ class Alignment:
         ]
 
 
-_IDENTITY = Alignment(Line(0, 0, 0.0, 0), is_shared=True)
+_IDENTITY = Line(0, 0, 0.0, 0)
 
 
-def align(before: Offset, after: Offset) -> Alignment:
-    """Return the alignment from this rank's offsets before and after what was timed."""
-    if before.is_shared:
-        return _IDENTITY
-    return Alignment(line_through(_tie(before), _tie(after)), is_shared=False)
-
-
-def _tie(offset: Offset) -> Tie:
-    return Tie(offset.at_ns, offset.at_ns + offset.offset_ns, offset.error_ns)
+def align(before: Tie, after: Tie) -> Alignment:
+    """Return the alignment from the ties before and after what was timed."""
+    return Alignment(_IDENTITY if before == SAME_CLOCK else line_through(before, after))
 
 
 class Control(Protocol):
-    """The way in which ranks talk beside what is timed.
+    """The way in which processes talk beside what is timed.
 
-    It is a `Fabric` that has connected them, or something with a group of its own over them.
+    It is a `Fabric` that has connected them, or something with a group of its own over them. Every
+    call blocks.
     """
 
-    def gather_objects(self, ours: str | None, ranks: Ranks) -> list[str | None]:
-        """Every rank's object, in the order of the ranks, on all of them."""
+    def gather_objects(self, ours: str | None, processes: Processes) -> list[str | None]:
+        """Every process's object, in their order, on all of them."""
 
-    def exchange_pings(self, peers: Ranks, count: int, ranks: Ranks) -> list[Ping]:
-        """The first of the ranks and each peer in turn; the pings that this rank answered."""
+    def place_in(self, processes: Processes) -> int:
+        """The place of this process among them."""
+
+    def send(self, tensor: Tensor, place: int, processes: Processes) -> None:
+        """Send a tensor to the process at a place."""
+
+    def receive(self, tensor: Tensor, place: int, processes: Processes) -> None:
+        """Fill the tensor with what the process at a place sends."""
 
 
-def measure_offset(control: Control, ranks: Ranks) -> Offset:
-    """This rank's clock against that of the first of the ranks, now.
+def measure_tie(control: Control, processes: Processes) -> Tie:
+    """Tie the clock of the first of the processes to this one's, now.
 
-    Collective over `ranks`, whom `control` connects; blocks. With one rank nothing is
-    communicated, and pings are spared where two ranks share a clock.
+    Collective over `processes`, whom `control` connects; blocks. With one nothing is communicated,
+    and pings are spared where two share a clock.
     """
-    if len(ranks) == 1:
+    if len(processes) == 1:
         return SAME_CLOCK
-    first, *others = control.gather_objects(clock_identity(), ranks)
-    apart = [r for r, other in zip(ranks[1:], others, strict=True) if not is_same(first, other)]
-    pings = control.exchange_pings(tuple(apart), NUM_PINGS, ranks)
-    return estimate_offset(pings) if pings else SAME_CLOCK
+    first, *others = control.gather_objects(clock_identity(), processes)
+    apart = [place for place, other in enumerate(others, 1) if not is_same(first, other)]
+    pings = exchange_pings(control, apart, NUM_PINGS, processes)
+    return tie_by(pings) if pings else SAME_CLOCK
 
 
-def clock_identity() -> str | None:
-    """Names this process's monotonic clock: the kernel since it booted, and the time namespace.
+def exchange_pings(
+    control: Control, places: Sequence[int], count: int, processes: Processes
+) -> list[Ping]:
+    """The first of the processes pings those at these places in turn: `count` round trips each.
 
-    None where the system does not tell. A host's name would not do: containers have their own on
-    one clock, and namespaces may shift the clock under one name. Virtual machines restored from one
-    snapshot cannot be told apart by it.
+    Nothing is timed meanwhile. Blocks until this process's are over. Returns the pings that it
+    answered: none where it is at no such place.
     """
-    try:
-        return f"{_BOOT_ID.read_text().strip()} {_TIME_NAMESPACE.readlink()}"
-    except OSError:
-        return None
-
-
-def is_same(first: str | None, other: str | None) -> bool:
-    """Whether two identities name one clock; what is not told is taken for another."""
-    return first is not None and first == other
+    own, clock, number = control.place_in(processes), HostClock(), torch.zeros(1)
+    for place in places if own == 0 else ():
+        asked = []
+        for _ in range(count):
+            sent_ns = clock.mark()
+            control.send(number, place, processes)
+            control.receive(number, place, processes)
+            asked.append((sent_ns, clock.mark()))
+        control.send(torch.tensor(asked, dtype=torch.int64), place, processes)
+    if own not in places:
+        return []
+    answered = []
+    for _ in range(count):
+        control.receive(number, 0, processes)
+        received_ns, answered_ns = clock.mark(), clock.mark()
+        control.send(number, 0, processes)
+        answered.append((received_ns, answered_ns))
+    theirs = torch.zeros(count, 2, dtype=torch.int64)
+    control.receive(theirs, 0, processes)
+    return [
+        Ping(sent_ns, *ours, returned_ns)
+        for (sent_ns, returned_ns), ours in zip(theirs.tolist(), answered, strict=True)
+    ]

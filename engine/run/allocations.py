@@ -31,7 +31,7 @@ _MARK_BYTES = 37 * _UNIT_BYTES
 _NUM_MARKS = 8  # at each end
 
 
-class Change(NamedTuple):
+class MemoryChange(NamedTuple):
     """An allocation, or a free where `num_bytes` is negative; 0 for a free of unknown size."""
 
     time_ns: int
@@ -47,15 +47,15 @@ class _Mark(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recording:
+class Allocations:
     """Return the changes from `start_ns` on, in order; None where no history is kept."""
 
     start_ns: int
-    changes: list[Change] | None
+    changes: list[MemoryChange] | None
     in_flight_bytes: int | None = None  # most at once that was freed while a stream still used it
 
 
-def record(device: torch.device, work: Callable[[], _Result]) -> tuple[_Result, Recording]:
+def record(device: torch.device, work: Callable[[], _Result]) -> tuple[_Result, Allocations]:
     """Run `work` and tell what it allocated and freed on the device."""
     is_accelerator = devices.is_accelerator(device)
     recorder: _History | _CpuProfile = _History(device) if is_accelerator else _CpuProfile()
@@ -64,7 +64,7 @@ def record(device: torch.device, work: Callable[[], _Result]) -> tuple[_Result, 
         result = work()
         last = _mark(device)
     changes = tied(recorder.changes, first, last)
-    return result, Recording(first[-1].before_ns, changes, recorder.in_flight_bytes)
+    return result, Allocations(first[-1].before_ns, changes, recorder.in_flight_bytes)
 
 
 def _mark(device: torch.device) -> list[_Mark]:
@@ -76,7 +76,9 @@ def _mark(device: torch.device) -> list[_Mark]:
     return marks
 
 
-def tied(changes: list[Change], first: list[_Mark], last: list[_Mark]) -> list[Change] | None:
+def tied(
+    changes: list[MemoryChange], first: list[_Mark], last: list[_Mark]
+) -> list[MemoryChange] | None:
     """Return what lies between the marks, in monotonic time; None if they were not recorded.
 
     A mark counts to the moment of its allocation; its free follows at once.
@@ -90,7 +92,7 @@ def tied(changes: list[Change], first: list[_Mark], last: list[_Mark]) -> list[C
     end_offset_ns = _offset_ns(last, [changes[position].time_ns for position in ends])
     slope = (end_offset_ns - start_offset_ns) / max(1, end_ns - start_ns)
 
-    def moved(change: Change) -> Change:
+    def moved(change: MemoryChange) -> MemoryChange:
         offset_ns = start_offset_ns + round(slope * (change.time_ns - start_ns))
         return change._replace(time_ns=change.time_ns + offset_ns)
 
@@ -109,8 +111,8 @@ class _CpuProfile:
     """Records while entered; the changes, by its own clock and in order, are there afterwards."""
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
-        self.in_flight_bytes: int | None = None  # see `Recording`
+        self.changes: list[MemoryChange] = []
+        self.in_flight_bytes: int | None = None  # see `Allocations`
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def __enter__(self) -> Self:
@@ -128,7 +130,9 @@ class _CpuProfile:
             events += event.children
             _, fields = event.typed
             if isinstance(fields, _ExtraFields_Allocation) and fields.device.type == "cpu":
-                self.changes.append(Change(event.start_time_ns, fields.ptr, fields.alloc_size))
+                self.changes.append(
+                    MemoryChange(event.start_time_ns, fields.ptr, fields.alloc_size)
+                )
         self.changes.sort(key=lambda change: change.time_ns)
 
 
@@ -136,7 +140,7 @@ class _History:
     """The caching allocator's history; without one (another allocator's backend) no changes."""
 
     def __init__(self, device: torch.device) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[MemoryChange] = []
         self.in_flight_bytes: int | None = None
         self._device = device
         self._is_kept = devices.keeps_history(device)
@@ -153,7 +157,7 @@ class _History:
             self.in_flight_bytes = most_in_flight(trace)
 
 
-def changes_of_trace(trace: Iterable[dict[str, object]]) -> Iterator[Change]:
+def changes_of_trace(trace: Iterable[dict[str, object]]) -> Iterator[MemoryChange]:
     """The changes in an allocator's trace. Freed is what has been asked to be, as it counts."""
     return _entries(trace, {"alloc": 1, "free_requested": -1})
 
@@ -170,7 +174,9 @@ def most_in_flight(trace: Iterable[dict[str, object]]) -> int:
     return max(levels, default=0)
 
 
-def _entries(trace: Iterable[dict[str, object]], signs: Mapping[str, int]) -> Iterator[Change]:
+def _entries(
+    trace: Iterable[dict[str, object]], signs: Mapping[str, int]
+) -> Iterator[MemoryChange]:
     """The trace's entries of these actions, with the sign of each."""
     for entry in trace:
         sign = signs.get(str(entry["action"]))
@@ -181,4 +187,4 @@ def _entries(trace: Iterable[dict[str, object]], signs: Mapping[str, int]) -> It
         assert isinstance(size, int)
         assert isinstance(time_us, int)
         num_units = -(-size // _UNIT_BYTES)
-        yield Change(time_us * 1000, address, sign * num_units * _UNIT_BYTES)
+        yield MemoryChange(time_us * 1000, address, sign * num_units * _UNIT_BYTES)

@@ -229,32 +229,5 @@ class DeviceClock:
         return min(tries, key=lambda tried: tried[1].width_ns)
 
 
-class IssueClock:
-    """Marks when the host issues work, be it done then or not; all else is another clock's.
-
-    Memory is allocated when work is issued: spans of an accelerator's own times would not tell
-    which action it was for.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def begin(self) -> None:
-        self._clock.begin()
-
-    def mark(self) -> int:
-        return time.monotonic_ns()
-
-    def end(self) -> None:
-        self._clock.end()
-
-    def read_ns(self, mark: Mark) -> int:
-        return self._clock.read_ns(mark)
-
-    @property
-    def error_ns(self) -> int:
-        return self._clock.error_ns
-
-
 def clock_for(device: torch.device) -> Clock:
     return DeviceClock(device) if devices.is_accelerator(device) else HostClock()

@@ -46,6 +46,8 @@ class CollectiveError(TransferError):
 class Collectives(Protocol):
     """What the executor asks for where its program has collectives."""
 
+    lane: CollectiveLane
+
     def begin(self, action: Action) -> None:
         """Put an UNSHARD or REDUCE_GRAD on the lane, or do a RESHARD. Never blocks."""
 
@@ -53,22 +55,27 @@ class Collectives(Protocol):
         """Block until the stage's UNSHARD is done; of an accelerator only the compute stream."""
 
     def finish_step(self) -> list[Transfer]:
-        """Wait as `wait_for` does for all; returns when each was. Raises CollectiveError."""
+        """Wait as `wait_for` does for all; returns the timed ones. Raises CollectiveError."""
+
+    def close(self) -> None:
+        """End the lane, if it has not ended; it is not used again."""
 
 
 @dataclass
 class Job:
     """A collective on the lane, or work of no action beside them."""
 
-    transfer: Transfer | None
+    action: Action | None
+    transfer: Transfer | None  # None where it is not timed
     work: Work | None  # with the tensors that it needs
     done: threading.Event = field(default_factory=threading.Event)
     event: torch.Event | None = None  # when it is done, on a stream
 
 
-class Lane(Protocol):
+class CollectiveLane(Protocol):
     """Does jobs in the order in which they are issued."""
 
+    is_timed: bool  # whether collectives are timed; set between steps
     waiting: list[int]
     """At each issue, how many jobs before it still kept their tensors, until it is cleared."""
 
@@ -79,10 +86,10 @@ class Lane(Protocol):
         """Wait for a job and all before it. Raises CollectiveError."""
 
     def finish(self) -> list[Transfer]:
-        """Wait for all jobs; returns and forgets those of actions. Raises CollectiveError."""
+        """Wait for all jobs and forget them; returns what was timed. Raises CollectiveError."""
 
     def close(self) -> None:
-        """End it; it is not used again."""
+        """End it, if it has not ended; it is not used again."""
 
 
 class HostLane:
@@ -90,7 +97,7 @@ class HostLane:
 
     def __init__(self, rank: int, replica: int, flight: Flight = NO_FLIGHT) -> None:
         self._rank, self._replica, self._flight = rank, replica, flight
-        self._clock = HostClock()
+        self._clock, self.is_timed = HostClock(), True
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._issued: list[Job] = []
         self.waiting: list[int] = []
@@ -100,8 +107,8 @@ class HostLane:
 
     def issue(self, action: Action | None, work: Work, num_bytes: int = 0) -> Job:
         self.waiting.append(self._let_go_of_done())
-        transfer = None if action is None else Transfer(action, num_bytes, 0)
-        job = Job(transfer, work)
+        transfer = Transfer(action, num_bytes, 0) if action is not None and self.is_timed else None
+        job = Job(action, transfer, work)
         self._issued.append(job)
         self._jobs.put(job)
         return job
@@ -141,14 +148,14 @@ class HostLane:
     def _do_in_order(self) -> None:
         while (job := self._jobs.get()) is not None:
             if self._error is None:
-                action = None if job.transfer is None else job.transfer.action
-                self._flight.join(action)
+                self._flight.join(job.action)
                 start = self._clock.mark()
                 try:
                     assert job.work is not None
                     job.work()
                 except Exception as error:  # raised again by the rank's own thread
-                    self._error = CollectiveError(self._rank, self._replica, action, str(error))
+                    lost = self._rank, self._replica, job.action, str(error)
+                    self._error = CollectiveError(*lost)
                 else:
                     if job.transfer is not None:
                         job.transfer.start, job.transfer.end = start, self._clock.mark()
@@ -168,19 +175,20 @@ class StreamLane:
         self._events = EventPool(functools.partial(devices.order_event, device))
         self._issued: list[Job] = []
         self.waiting: list[int] = []
+        self.is_timed = True
 
     def issue(self, action: Action | None, work: Work, num_bytes: int = 0) -> Job:
         self._stream.wait_stream(devices.current_stream(self._device))
         with self._stream:
             transfer = None
-            if action is not None:
+            if action is not None and self.is_timed:
                 transfer = Transfer(action, num_bytes, self._clock.mark())
             work()
             if transfer is not None:
                 transfer.end = self._clock.mark()
             event = self._events.take()
             event.record()
-        job = Job(transfer, work, event=event)
+        job = Job(action, transfer, work, event=event)
         self.waiting.append(len(self._issued))
         self._issued.append(job)
         return job

@@ -11,7 +11,7 @@ names a backend, but for what is one vendor's alone (NVML, the options of NCCL).
                    empty_cache
     for whom       keeps_history, begin_history, end_history
     by chance      random_state, set_random_state, active_devices
-    messages       backend_of, pinned_empty
+    messages       backend_of
 
 An event is always recorded on the stream that is current, so that a backend's own events and
 streams never meet those of the general interface.
@@ -235,8 +235,3 @@ def active_devices() -> Sequence[torch.device]:
 def backend_of(device: torch.device) -> str:
     """The backend of torch.distributed for tensors on the device: `nccl`, `xccl`, `gloo`."""
     return str(dist.get_default_backend_for_device(device))
-
-
-def pinned_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Host memory that the device copies to and from while the host goes on."""
-    return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)

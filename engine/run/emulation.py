@@ -21,7 +21,7 @@ from engine.model.stage_module import Message, gradient_message
 from engine.plan.action import Action, Op
 from engine.plan.messages import Edge
 from engine.plan.predict import Durations
-from engine.run.collective_lane import Job, Lane
+from engine.run.collective_lane import CollectiveLane, Job
 from engine.run.p2p.channel import Transfer
 from engine.run.stage import Tensors
 
@@ -46,8 +46,9 @@ class Emulation:
     factors: tuple[float, ...] = ()  # of each replica; none: all 1
 
     def delays_ns(self, edges: Iterable[Edge]) -> dict[Edge, int]:
-        """Return by how much the messages of each edge are delayed."""
-        return {edge: self.link_ns[min(edge)] for edge in edges} if self.link_ns else {}
+        """Return by how much the messages of an edge are delayed, where they are."""
+        delays_ns = {edge: self.link_ns[min(edge)] for edge in edges} if self.link_ns else {}
+        return {edge: delay_ns for edge, delay_ns in delays_ns.items() if delay_ns}
 
     @functools.cached_property
     def _by_op(self) -> dict[Op, tuple[int, ...]]:
@@ -80,20 +81,20 @@ class EmulatedStage:
         self.is_first, self.is_last, self._replica = not takes, sends is None, replica
         self._stage, self._takes, self._sends, self._plan = stage, takes, sends or (), plan
         self._held: set[int] = set()
-        self.step = 0  # decides the jitter
+        self._step = 0  # decides the jitter
 
     @property
     def num_held(self) -> int:
         return len(self._held)
 
-    def begin_step(self, num_tokens: int) -> None:
-        pass
+    def begin_step(self, step: int, num_tokens: int) -> None:  # noqa: ARG002
+        self._step = step
 
     def forward(self, microbatch: int, inputs: Tensors, targets: Tensor | None) -> Tensors:  # noqa: ARG002
-        """Blocks for the time of F. Returns the next message, on the last stage a loss of zero."""
+        """Blocks for the time of F. Returns the next message; on the last stage no loss."""
         self._held.add(microbatch)
         self._sleep(Op.F, microbatch)
-        return (torch.zeros(()),) if self.is_last else _empty(self._sends)
+        return _empty(self._sends)
 
     def backward(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:  # noqa: ARG002
         """Blocks for the time of B."""
@@ -114,7 +115,7 @@ class EmulatedStage:
     def _sleep(self, op: Op, microbatch: int) -> None:
         began_ns = time.monotonic_ns()
         action = Action(self._stage, op, microbatch)
-        _sleep_until(began_ns + self._plan.duration_ns(action, self.step, self._replica))
+        _sleep_until(began_ns + self._plan.duration_ns(action, self._step, self._replica))
 
 
 class EmulatedCollectives:
@@ -123,30 +124,30 @@ class EmulatedCollectives:
     Each begins when the last of the replicas is there on its lane, and then takes its time.
     """
 
-    def __init__(self, plan: Emulation, meet: Callable[[], int], lane: Lane) -> None:
+    def __init__(self, plan: Emulation, meet: Callable[[], int], lane: CollectiveLane) -> None:
         """`meet` blocks the lane until the rank is there on all replicas, and returns since when.
 
         Its time is one of this process's monotonic clock, in nanoseconds.
         """
-        self._plan, self._meet, self._lane = plan, meet, lane
+        self._plan, self._meet, self.lane = plan, meet, lane
         self._unsharding: dict[int, Job] = {}
 
     def begin(self, action: Action) -> None:
         if action.op is not Op.RESHARD:
             took_ns = self._plan.collective_ns(action)
-            job = self._lane.issue(action, lambda: _sleep_until(self._meet() + took_ns))
+            job = self.lane.issue(action, lambda: _sleep_until(self._meet() + took_ns))
             if action.op is Op.UNSHARD:
                 self._unsharding[action.stage] = job
 
     def wait_for(self, stage: int) -> None:
         if stage in self._unsharding:
-            self._lane.wait(self._unsharding.pop(stage))
+            self.lane.wait(self._unsharding.pop(stage))
 
     def finish_step(self) -> list[Transfer]:
-        return self._lane.finish()
+        return self.lane.finish()
 
     def close(self) -> None:
-        self._lane.close()
+        self.lane.close()
 
 
 def _sleep_until(end_ns: int) -> None:

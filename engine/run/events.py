@@ -29,11 +29,3 @@ class EventPool:
         """Take back every event that is lent."""
         self._free += self._lent.values()
         self._lent.clear()
-
-    @property
-    def num_lent(self) -> int:
-        return len(self._lent)
-
-    @property
-    def num_made(self) -> int:
-        return len(self._lent) + len(self._free)

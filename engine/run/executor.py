@@ -8,23 +8,22 @@
                                   RECV_*  post a buffer on the channel
                                   UNSHARD, RESHARD, REDUCE_GRAD  begin it on the lane of collectives
 
-What is handed on waits for its SEND, or for the next stage where that is on this rank. Only F, B
-and I can wait, and only for their input; where parameters are sharded, also for these, as W can.
-The wait is outside their span, and outside their range in a profile.
+What F, B or I hands on is kept until its SEND, or until the next stage takes it where that is on
+this rank. Only a computation ever waits, before it begins: F, B and I for their input, and each of
+them and W for parameters that are sharded. On an accelerator the compute stream waits and the host
+goes on. That time is in no span and in no range of a profile.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, TypeVar, TypeVarTuple
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
-from engine.flight import NO_FLIGHT, Flight, Phase
+from engine.flight import NO_FLIGHT, Flight
 from engine.model.data import StepBatch
 from engine.model.stage_module import Message, gradient_message
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, Action, Op
@@ -32,14 +31,11 @@ from engine.plan.messages import Edge, edge_of, incoming, outgoing
 from engine.plan.program import Program
 from engine.run.clock import Clock
 from engine.run.collective_lane import Collectives
-from engine.run.look_ahead import LookAhead
+from engine.run.issue_limit import IssueLimit
 from engine.run.p2p.channel import Channel, Transfer
 from engine.run.recording import Recording
+from engine.run.runner import Runner, StepMarks
 from engine.run.stage import Tensors
-from engine.run.timed_step import TimedAction, TimedStep
-
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
 
 
 class StageRunner(Protocol):
@@ -57,11 +53,11 @@ class StageRunner(Protocol):
     def num_held(self) -> int:
         """Microbatches between their forward and the end of their backward."""
 
-    def begin_step(self, num_tokens: int) -> None:
+    def begin_step(self, step: int, num_tokens: int) -> None:
         """`num_tokens`: targets that count over the whole step."""
 
     def forward(self, microbatch: int, inputs: Tensors, targets: Tensor | None) -> Tensors:
-        """The next message, or on the last stage the loss."""
+        """The next message; on the last stage the loss, or nothing where none is computed."""
 
     def backward(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:
         """All gradients; returns those of the inputs."""
@@ -73,7 +69,7 @@ class StageRunner(Protocol):
         """The gradients that `backward_input` left."""
 
 
-class Executor:
+class Executor(Runner):
     """Executes the same row step after step.
 
     `messages[stage]` is what a stage sends to the next. Where shapes vary, the channels know.
@@ -90,14 +86,15 @@ class Executor:
         flight: Flight = NO_FLIGHT,
         collectives: Collectives | None = None,
         replica: int = 0,
-        look_ahead: LookAhead | None = None,
+        issue_limit: IssueLimit | None = None,
     ) -> None:
         """`collectives` does those of the program, where it has any.
 
-        `look_ahead` bounds how far the host runs ahead of a device; None: not at all.
+        `issue_limit` bounds how far the host runs ahead of a device; None: not at all.
         """
-        self._rank, self._replica, self._row = rank, replica, lowered.actions[rank]
-        self._stages, self._channels, self._clock = stages, channels, clock
+        super().__init__(rank, replica, clock, flight)
+        self._lowered, self._row = lowered, lowered.actions[rank]
+        self._stages, self._channels = stages, channels
         computations = [action for action in self._row if action.op in COMPUTE_OPS]
         receives = {action: incoming(action, lowered) for action in computations}
         sends = {action: outgoing(action, lowered) for action in computations}
@@ -107,7 +104,6 @@ class Executor:
         transfers = (a for a in self._row if a.op not in COMPUTE_OPS | COLLECTIVE_OPS)
         self._channel_of = {transfer: channels[edge_of(transfer)] for transfer in transfers}
         self._messages = messages
-        self._record = self._flight = flight
         self._operations: dict[Op, Callable[[Action], None]] = {
             Op.F: self._forward,
             Op.B: self._backward,
@@ -130,39 +126,31 @@ class Executor:
 
                 for op in COMPUTE_OPS:
                     self._operations[op] = functools.partial(unsharded, self._operations[op])
-        if look_ahead is not None:
+        if issue_limit is not None:
             for op in COMPUTE_OPS:
-                self._operations[op] = look_ahead.bounded(self._operations[op])
+                self._operations[op] = issue_limit.bounded(self._operations[op])
         self._handed_on: dict[Action, Tensors] = {}  # by the action that takes it: a SEND, F or B
         self._losses: list[Tensor] = []
-        self._timed: list[TimedAction] = []
-        self._joined: list[Transfer] = []  # the collectives of the step
+        self._joined: list[Transfer] = []  # the collectives of the step that were timed
         self._batch: StepBatch | None = None
-        self._recording = Recording.spans
-        self.peak_held = 0
 
-    def enter(self, phase: Phase) -> None:
-        """Note what the rank comes to beside its actions."""
-        self._flight.enter(phase)
+    @property
+    def lowered(self) -> Program:
+        return self._lowered
 
     def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
-        """Execute one step's actions. `batch` is on the stages' device.
-
-        Returns the step's mean loss per token (a scalar on the device) where the last stage is,
-        None elsewhere. Does not wait for the device.
-        """
+        """Execute one step's actions."""
         self._batch = batch
         self._losses.clear()
-        self._recording = recording
-        self._flight = self._record if recording.has_flight else NO_FLIGHT
-        self._timed = []
         for channel in self._channels.values():
             channel.is_timed = recording.has_spans
+        if self._collectives is not None:
+            self._collectives.lane.is_timed = recording.has_spans
         if recording.has_spans:
-            self._clock.begin()  # ties its marks, which the first time synchronises the device
-        self._flight.begin_step(step)
+            self.clock.begin()  # ties its marks, which the first time synchronises the device
+        self.begin(step, recording)
         for stage in self._stages.values():
-            stage.begin_step(batch.num_tokens)
+            stage.begin_step(step, batch.num_tokens)
         for index, action in enumerate(self._row):
             self._flight.come_to(index)
             self._operations[action.op](action)
@@ -170,47 +158,18 @@ class Executor:
             self._joined = self._collectives.finish_step()
         return torch.stack(self._losses).sum() if self._losses else None
 
-    def perform(
-        self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
-    ) -> Result:
-        """Do an action's work, with a span of its own where there are spans."""
-        self._flight.work()
-        if not self._recording.has_spans:
-            return self._in_range(action, work, *arguments)
-        start = self._clock.mark()
-        result = self._in_range(action, work, *arguments)
-        self._timed.append((action, start, self._clock.mark(), 0))
-        return result
-
-    def _in_range(
-        self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
-    ) -> Result:
-        """Do an action's work, named in a profile where there are ranges."""
-        if not self._recording.has_ranges:
-            return work(*arguments)
-        with record_function(action.op.value if action.op is Op.OPT else str(action)):
-            return work(*arguments)
-
-    @contextlib.contextmanager
-    def timed_by(self, clock: Clock) -> Iterator[None]:
-        """Meanwhile this clock times the actions; the channels keep theirs."""
-        usual, self._clock = self._clock, clock
-        try:
-            yield
-        finally:
-            self._clock = usual
-
-    def end_step(self, step: int) -> TimedStep:
+    def end_step(self, step: int) -> StepMarks:
         """Hand over what was timed of the step that just ran, where anything was.
 
         Blocks until its transfers through the host are done; does not wait for the device.
         """
-        self._flight.enter(Phase.DRAINS)
+        marks = super().end_step(step)
         transfers = [t for channel in self._channels.values() for t in channel.finish_step()]
-        transfers += self._joined if self._recording.has_spans else []
-        timed, self._timed = self._timed, []
-        timed += [(t.action, t.start, t.end, t.num_bytes) for t in transfers if t.end is not None]
-        return TimedStep(step, self._rank, self._replica, timed)
+        transfers += self._joined
+        marks.actions.extend(
+            (t.action, t.start, t.end, t.num_bytes) for t in transfers if t.end is not None
+        )
+        return marks
 
     def _forward(self, action: Action) -> None:
         """Effect: the stage holds the microbatch. Blocks until its input is there."""

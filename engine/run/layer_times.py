@@ -11,7 +11,6 @@ while the machine was busy would look heavy, and all would run on warm caches.
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
@@ -27,7 +26,8 @@ WARM_UP_ROUNDS = 2
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 200
 FEWEST_LONG_ROUNDS = 3
 """Rounds at least where the first alone takes more time than there is: long ones scatter less."""
-SIGNIFICANCE_Z = 2.326  # of 1 %, one-sided
+MANY_ERRORS = 4
+"""By so many errors the slowest of many equal parts hardly ever differs from the fastest."""
 
 _Interval = tuple[Mark, Mark]
 
@@ -138,24 +138,16 @@ def median_error(values: Iterable[float]) -> float:
 
 
 def are_told_apart(totals: Sequence[Sequence[float]]) -> bool:
-    """Whether groups of values differ by more than chance, at 1 %; `totals[group][round]`.
+    """Whether the slowest of some groups differs from the fastest by more than chance.
 
-    Friedman's test: the groups are ranked in each round, and their mean ranks compared. An F test
-    of the values would follow their outliers, and take what slows single rounds for chance between
-    groups. Groups whose medians lie within TARGET_ERROR of their middle are taken for equal anyway:
-    so much differs between any two launches.
+    `totals[group][round]`: the two are compared round by round, since what slows a round slows
+    both. Medians within TARGET_ERROR of their middle are taken for equal anyway: so much differs
+    between any two launches.
     """
-    medians = [statistics.median(values) for values in totals]
-    if max(medians) - min(medians) <= TARGET_ERROR * (max(medians) + min(medians)):
-        return False
-    rounds = list(zip(*totals, strict=False))
-    num_rounds, num = len(rounds), len(totals)
-    ranks = [_ranks(values) for values in rounds]
-    sums = [sum(of_group) for of_group in zip(*ranks, strict=True)]
-    middle = num_rounds * (num + 1) / 2
-    statistic: float = 12 * sum((s - middle) ** 2 for s in sums) / (num_rounds * num * (num + 1))
-    part = 2 / (9 * (num - 1))  # the 99th percentile of chi square (Wilson and Hilferty 1931)
-    return statistic > (num - 1) * (1 - part + SIGNIFICANCE_Z * math.sqrt(part)) ** 3
+    fastest, *_, slowest = sorted(totals, key=statistics.median)
+    least = TARGET_ERROR * (statistics.median(fastest) + statistics.median(slowest))
+    differences = [slow - fast for fast, slow in zip(fastest, slowest, strict=False)]
+    return statistics.median(differences) > max(least, MANY_ERRORS * median_error(differences))
 
 
 def _are_known(rounds: Sequence[Sequence[PartTimes]]) -> bool:
@@ -180,13 +172,3 @@ def _at(ordered: Sequence[float], position: float) -> float:
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (position - low) * (ordered[high] - ordered[low])
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value, from 1; equal values share theirs."""
-    ranks, first = dict[float, float](), 1
-    for value, equal in itertools.groupby(sorted(values)):
-        count = len(list(equal))
-        ranks[value] = first + (count - 1) / 2
-        first += count
-    return [ranks[value] for value in values]

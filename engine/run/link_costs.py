@@ -13,8 +13,10 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from scipy.optimize import nnls
 
 from engine.model.stage_module import TensorSpec
 from engine.plan.action import Action, Op
@@ -47,24 +49,14 @@ def link_through(samples_ns: Mapping[int, Sequence[float]]) -> LinkCosts:
     Each median counts by its relative distance from the line, whose root mean square is the error.
     Neither number is below zero; a link without a slope has no limit to its bandwidth.
     """
-    medians = {size: statistics.median(values) for size, values in samples_ns.items()}
-    weights = {size: 1 / ns**2 for size, ns in medians.items()}
-    total = sum(weights.values())
-    mean_size = sum(w * size for size, w in weights.items()) / total
-    mean_ns = sum(w * medians[size] for size, w in weights.items()) / total
-    squares = sum(w * (size - mean_size) ** 2 for size, w in weights.items())
-    products = sum(
-        w * (size - mean_size) * (medians[size] - mean_ns) for size, w in weights.items()
-    )
-    ns_per_byte = max(0.0, products / squares)
-    latency_ns = mean_ns - ns_per_byte * mean_size
-    if latency_ns < 0:
-        through_zero = sum(w * size * medians[size] for size, w in weights.items())
-        latency_ns = 0.0
-        ns_per_byte = through_zero / sum(w * size**2 for size, w in weights.items())
-    off = [((latency_ns + ns_per_byte * n) / ns - 1) ** 2 for n, ns in medians.items()]
-    error = (sum(off) / max(1, len(off) - 2)) ** 0.5
-    return LinkCosts(latency_ns, 1e9 / ns_per_byte if ns_per_byte else float("inf"), error)
+    sizes = np.array(list(samples_ns))
+    medians = np.array([statistics.median(values) for values in samples_ns.values()])
+    # Of each size, the two parts of its time over its median: their sum should be 1.
+    parts = np.stack((1 / medians, sizes / medians), axis=1)
+    (latency_ns, ns_per_byte), off = nnls(parts, np.ones(len(sizes)))
+    error = float(off) / max(1, len(sizes) - 2) ** 0.5
+    bytes_per_s = 1e9 / float(ns_per_byte) if ns_per_byte else float("inf")
+    return LinkCosts(float(latency_ns), bytes_per_s, error)
 
 
 def _one_way_ns(fabric: Fabric, num_bytes: int) -> list[float]:

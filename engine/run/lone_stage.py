@@ -121,7 +121,7 @@ class LoneStage:
             if linear not in before
         }
         for stage in (self._whole, self._split):
-            stage.begin_step(targets.numel())
+            stage.begin_step(0, targets.numel())
         spec = conditions.optimizer
         self._optimizer = None if spec is None else build_optimizer(spec, self._parameters())
         for group in [] if self._optimizer is None else self._optimizer.param_groups:

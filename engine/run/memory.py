@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import gc
 import itertools
 import re
@@ -32,7 +33,7 @@ from engine.plan.program import Program
 from engine.plan.sharded_bytes import NOTHING_SHARED, ActionBytes, SharedBytes
 from engine.plan.spans import Lane, Span
 from engine.run import device as devices
-from engine.run.allocations import Change, record
+from engine.run.allocations import MemoryChange, record
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -78,11 +79,12 @@ class MemoryUse:
     """
 
     peak_bytes: int  # allocated to tensors
-    reserved_bytes: int | None  # held by the caching allocator, as the next three of a device only
-    process_peak_bytes: int | None  # resident set of the process until that step (Linux)
     timeline: tuple[Level, ...]
     at_peak: MemorySplit  # adds up to `peak_bytes`
     predicted_peak_bytes: int | None  # by the program; None without a timeline to learn costs from
+    process_peak_bytes: int | None = None  # resident set of the process until that step (Linux)
+    # Of an accelerator only:
+    reserved_bytes: int | None = None  # held by the caching allocator
     active_bytes: int | None = None  # allocated, or freed while a stream still used it
     in_flight_bytes: int | None = None  # the most of the latter: messages on their way
     outside_bytes: int | None = None  # of the device used by all else: contexts, communicators
@@ -100,7 +102,7 @@ class Owned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """The facts that a rank's peak is predicted from, besides the measured costs."""
 
     lowered: Program
@@ -109,24 +111,11 @@ class Plan:
     shared: SharedBytes = NOTHING_SHARED
 
 
-@dataclass(frozen=True)
-class Account:
-    """A device's memory during a step."""
-
-    alive: Level  # when it began
-    changes: Sequence[Change] | None  # None where no history is kept
-    peak_bytes: int
-    reserved_bytes: int | None
-    active_bytes: int | None = None
-    in_flight_bytes: int | None = None
-    outside_bytes: int | None = None
-
-
 def measure_memory(
     device: torch.device,
     step: Callable[[], Sequence[Span]],
     owned: Callable[[], Owned],
-    plan: Plan | None = None,
+    plan: MemoryPlan | None = None,
 ) -> MemoryUse:
     """Run `step` once and report its memory; `step` returns its spans as the host issued them.
 
@@ -141,51 +130,55 @@ def measure_memory(
         devices.wait_for_all(device)
         alive_bytes = devices.allocated_bytes(device)
         devices.reset_peaks(device)
-        spans, recording = record(device, step)
+        spans, allocations = record(device, step)
         devices.wait_for_all(device)
         peaks = devices.peaks_of(device)
-        account = Account(
-            Level(recording.start_ns, alive_bytes),
-            recording.changes,
-            peaks.allocated_bytes,
-            peaks.reserved_bytes,
-            peaks.active_bytes,
-            recording.in_flight_bytes,
-            max(0, devices.used_bytes(device) - devices.reserved_bytes(device)),
+        outside_bytes = max(0, devices.used_bytes(device) - devices.reserved_bytes(device))
+        start = Level(allocations.start_ns, alive_bytes)
+        known = start, allocations.changes, peaks.allocated_bytes
+        return dataclasses.replace(
+            use_of(*known, spans, owned(), device, plan),
+            process_peak_bytes=process_bytes,
+            reserved_bytes=peaks.reserved_bytes,
+            active_bytes=peaks.active_bytes,
+            in_flight_bytes=allocations.in_flight_bytes,
+            outside_bytes=outside_bytes,
         )
-        return use_of(account, spans, owned(), device, plan, process_bytes)
     before = owned()
     stays = (before.parameters, before.gradients, before.optimizer_state, before.buffers)
     every = itertools.chain(*stays, before.held)
     alive_bytes, held = sum(storages(every, device).values()), storages(before.held, device)
     del before, stays, every  # what the step lets go of is not to be held here
-    spans, recording = record(device, step)
-    if recording.changes is None:
+    spans, allocations = record(device, step)
+    if allocations.changes is None:
         raise RuntimeError("the profiler has recorded no allocations; is another one running?")
-    changes = own_changes(recording.changes, held)
-    start = Level(recording.start_ns, alive_bytes)
+    changes = own_changes(allocations.changes, held)
+    start = Level(allocations.start_ns, alive_bytes)
     peak_bytes = max(level.num_bytes for level in _levels(start, changes))
-    account = Account(start, changes, peak_bytes, None)
-    return use_of(account, spans, owned(), device, plan, process_bytes)
+    use = use_of(start, changes, peak_bytes, spans, owned(), device, plan)
+    return dataclasses.replace(use, process_peak_bytes=process_bytes)
 
 
 def use_of(
-    account: Account,
+    start: Level,
+    changes: Sequence[MemoryChange] | None,
+    peak_bytes: int,
     spans: Sequence[Span],
     owned: Owned,
     device: torch.device,
-    plan: Plan | None,
-    process_bytes: int | None = None,
+    plan: MemoryPlan | None,
 ) -> MemoryUse:
-    """Put together what the device tells, what is owned after the step, and the plan."""
-    changes = account.changes or ()
-    levels = _levels(account.alive, changes)
+    """Put together the memory of a step, what is owned after it, and the plan.
+
+    `start` is what was alive when it began; `changes` are None where no history is kept.
+    """
+    is_known, changes = changes is not None, changes or ()
+    levels = _levels(start, changes)
     peak_at = max(range(len(levels)), key=lambda position: levels[position].num_bytes)
-    is_known = account.changes is not None
     last_made = {c.address: at for at, c in enumerate(changes, start=1) if c.num_bytes > 0}
     predicted = None
     if is_known and plan is not None:
-        live: dict[int, Change] = {}
+        live: dict[int, MemoryChange] = {}
         blocks = []  # what was allocated, with its end; earlier allocations are not among them
         for change in changes:
             if change.num_bytes > 0:
@@ -208,18 +201,10 @@ def use_of(
 
     kinds = (owned.parameters, owned.gradients, owned.optimizer_state, owned.buffers)
     parameters, gradients, states, buffers = map(bytes_at_peak, kinds)
-    rest = account.peak_bytes - (parameters + gradients + states + buffers)
-    return MemoryUse(
-        account.peak_bytes,
-        account.reserved_bytes,
-        process_bytes,
-        envelope(levels, MAX_LEVELS) if is_known else (),
-        MemorySplit(parameters, gradients, states, buffers, rest),
-        predicted,
-        account.active_bytes,
-        account.in_flight_bytes,
-        account.outside_bytes,
-    )
+    rest = peak_bytes - (parameters + gradients + states + buffers)
+    split = MemorySplit(parameters, gradients, states, buffers, rest)
+    timeline = envelope(levels, MAX_LEVELS) if is_known else ()
+    return MemoryUse(peak_bytes, timeline, split, predicted)
 
 
 def costs_of(
@@ -292,7 +277,9 @@ def _with_memory(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
             yield tensor
 
 
-def own_changes(changes: Iterable[Change], held: Mapping[int, int] | None = None) -> list[Change]:
+def own_changes(
+    changes: Iterable[MemoryChange], held: Mapping[int, int] | None = None
+) -> list[MemoryChange]:
     """Without the frees of what was there before: the CPU's profiler does not know their size.
 
     They are not of what a rank owns, which stays, unless it is among what it `held`: bytes by
@@ -333,7 +320,7 @@ def envelope(levels: Sequence[Level], max_levels: int) -> tuple[Level, ...]:
     return tuple(levels[position] for position in sorted(kept))
 
 
-def _levels(start: Level, changes: Iterable[Change]) -> list[Level]:
+def _levels(start: Level, changes: Iterable[MemoryChange]) -> list[Level]:
     levels = [start]
     for change in changes:
         levels.append(Level(change.time_ns, levels[-1].num_bytes + change.num_bytes))

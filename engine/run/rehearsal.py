@@ -43,7 +43,7 @@ def rehearse(
         stage.forward(_MICROBATCH, taken, targets)
 
     with _unchanged(stage.module):
-        stage.begin_step(targets.numel())
+        stage.begin_step(0, targets.numel())
         if Op.B in ops:
             forward()
             stage.backward(_MICROBATCH, _returned(sends, device))

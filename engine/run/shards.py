@@ -40,7 +40,7 @@ from engine.plan.action import Action, Op
 from engine.plan.collectives import CollectivePolicy, Zero1, Zero2, most_unsharded
 from engine.plan.sharded_bytes import BUCKET_BYTES, BucketBytes, SharedBytes
 from engine.run import device as devices
-from engine.run.collective_lane import Job, Lane
+from engine.run.collective_lane import CollectiveLane, Job
 from engine.run.p2p.channel import Transfer
 
 _ALIGNED_BYTES = 64
@@ -86,7 +86,7 @@ class ReplicaGroup:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterPiece:
     """Elements `first` to `last` of a flattened parameter: what is trained of it here."""
 
     own: nn.Parameter  # a view of the shard, or the parameter itself
@@ -94,7 +94,7 @@ class Piece:
     last: int
 
     @classmethod
-    def all_of(cls, parameter: nn.Parameter) -> Piece:
+    def all_of(cls, parameter: nn.Parameter) -> ParameterPiece:
         return cls(parameter, 0, parameter.numel())
 
 
@@ -133,7 +133,7 @@ class Bucket:
         self.num_users = 0  # unsharded stages that have its parameters
         self._used: set[int] = set()  # parameters with a gradient on this replica in this step
         self._sum: Tensor | None = None  # of gradients over replicas, in whole or this shard of it
-        self.pieces: dict[nn.Parameter, Piece] = {}
+        self.pieces: dict[nn.Parameter, ParameterPiece] = {}
         if sharded.optimizer:  # parameters become views of one flat tensor, pieces of the shard
             self._whole = self._filled(self._size, 0.0)
             for parameter, view in zip(self.parameters, self._views(self._whole), strict=True):
@@ -149,7 +149,7 @@ class Bucket:
                 if begin < end:
                     view = self._shard[begin - self._begin : end - self._begin]
                     own = nn.Parameter(view, requires_grad=self.is_trained)
-                    self.pieces[parameter] = Piece(own, begin - start, end - start)
+                    self.pieces[parameter] = ParameterPiece(own, begin - start, end - start)
 
     @property
     def num_bytes(self) -> int:
@@ -299,13 +299,13 @@ class Shards:
         alone: Iterable[nn.Parameter],
         policy: CollectivePolicy,
         group: ReplicaGroup,
-        lane: Lane,
+        lane: CollectiveLane,
     ) -> None:
         """`parameters_of` each stage of the rank; `alone`: those that are not to share a bucket.
 
         What several stages own must be alone: its shards are then the same for all its owners.
         """
-        self.sharded, self.replica, self._lane = Sharded.by(policy), group.replica, lane
+        self.sharded, self.replica, self.lane = Sharded.by(policy), group.replica, lane
         lonely = {id(parameter) for parameter in alone}
         self._of_stage: dict[int, list[Bucket]] = {}
         self._bucket_of: dict[nn.Parameter, Bucket] = {}
@@ -346,9 +346,9 @@ class Shards:
                 bucket.make_room()
             works = _all([bucket.gather for bucket in missing])
             num_bytes = sum(bucket.num_bytes for bucket in missing)
-            self._unsharding[action.stage] = self._lane.issue(action, works, num_bytes)
+            self._unsharding[action.stage] = self.lane.issue(action, works, num_bytes)
         elif action.op is Op.RESHARD:
-            self._lane.wait(self._unsharding.pop(action.stage))
+            self.lane.wait(self._unsharding.pop(action.stage))
             for bucket in buckets:
                 bucket.num_users -= 1
                 if not bucket.num_users:
@@ -358,27 +358,27 @@ class Shards:
 
     def wait_for(self, stage: int) -> None:
         """Block until the stage's parameters are whole."""
-        self._lane.wait(self._unsharding[stage])
+        self.lane.wait(self._unsharding[stage])
 
     def finish_step(self) -> list[Transfer]:
         """Block until the lane is empty."""
-        return self._lane.finish()
+        return self.lane.finish()
 
     @torch.no_grad()
     def _reduce(self, action: Action | None, buckets: Sequence[Bucket]) -> None:
         works = [bucket.take_gradients() for bucket in buckets]
-        self._lane.issue(action, _all(works), sum(bucket.num_bytes for bucket in buckets))
+        self.lane.issue(action, _all(works), sum(bucket.num_bytes for bucket in buckets))
 
     def begin_step(self) -> None:
         """Forget the gradients of the step before."""
-        self._lane.waiting.clear()
+        self.lane.waiting.clear()
         for bucket in self._buckets:
             bucket.begin_step()
 
     def sum_gradients(self) -> None:
         """Leave the sums over replicas in `.grad`, also of what the program has not summed."""
         self._reduce(None, [b for b in self._buckets if b.is_trained and not b.is_reduced])
-        self._lane.finish()
+        self.lane.finish()
         for bucket in self._buckets:
             bucket.hand_out()
 
@@ -389,20 +389,20 @@ class Shards:
         """
         of_stage = self._of_stage.items()
         buckets = [b.bytes_of(s for s, mine in of_stage if b in mine) for b in self._buckets]
-        return SharedBytes(buckets, self._lane.waiting)
+        return SharedBytes(buckets, self.lane.waiting)
 
     def gather_updated(self) -> None:
         """Gather what the optimizer has updated, where parameters are kept whole."""
         if self.sharded.optimizer and not self.sharded.parameters:
             for bucket in self._buckets:
                 if bucket.is_trained:
-                    self._lane.issue(None, _all([bucket.gather]))
-            self._lane.finish()
+                    self.lane.issue(None, _all([bucket.gather]))
+            self.lane.finish()
 
-    def pieces(self, parameter: nn.Parameter) -> list[Piece]:
+    def pieces(self, parameter: nn.Parameter) -> list[ParameterPiece]:
         """What the optimizer trains of a parameter here: one piece, or none, or all of it."""
         if not self.sharded.optimizer:
-            return [Piece.all_of(parameter)]
+            return [ParameterPiece.all_of(parameter)]
         piece = self._bucket_of[parameter].pieces.get(parameter)
         return [] if piece is None else [piece]
 
@@ -432,4 +432,4 @@ class Shards:
 
     def close(self) -> None:
         """Give back the lane; it is not used again."""
-        self._lane.close()
+        self.lane.close()

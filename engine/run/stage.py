@@ -84,7 +84,7 @@ class Stage:
         """Microbatches after their F and before their B or W."""
         return len(self._held) + len(self._products)
 
-    def begin_step(self, num_tokens: int) -> None:
+    def begin_step(self, step: int, num_tokens: int) -> None:  # noqa: ARG002  # all are alike
         """`num_tokens`: targets that count over the whole step; the loss is per token of these."""
         self._num_targets = num_tokens
 

@@ -38,7 +38,7 @@ import torch.distributed as dist
 
 from engine.plan.action import NO_INDEX, Op
 from engine.plan.spans import Span, lane_of
-from engine.run.alignment import SAME_CLOCK, Offset, align, measure_offset
+from engine.run.alignment import SAME_CLOCK, align, measure_tie
 from engine.run.clock import Clock, Mark, clock_for
 from ppbench.errors import PpbenchError, UsageError, describe, first_line
 from ppbench.external.members import Members, members_of
@@ -88,7 +88,7 @@ class Attachment:
         self._count = 0  # calls of `schedule.step` so far
         self._num_before = 0  # the number of calls before the first chosen one
         self._optimizer_step: int | None = None  # the chosen step whose optimizer may still run
-        self._before: Offset = SAME_CLOCK
+        self._before = SAME_CLOCK
         self._has_begun = self._is_over = False
         self._hooks = contextlib.ExitStack()  # of the optimizers
         self._optimizer_starts: dict[int, Mark] = {}  # by the optimizer's id
@@ -148,7 +148,7 @@ class Attachment:
             self._has_begun, self._num_before = True, number
             with self._guarded():
                 self._members.meet("the first chosen step", "")
-                self._before = measure_offset(self._members, self._members.ranks)
+                self._before = measure_tie(self._members, self._members.ranks)
         if self._recording.error is None:
             with self._guarded():
                 self._instrument.start_step()
@@ -230,7 +230,7 @@ class Attachment:
         members = self._members
         try:
             members.meet("the end of the chosen steps", "")
-            alignment = align(self._before, measure_offset(members, members.ranks))
+            alignment = align(self._before, measure_tie(members, members.ranks))
             if self._recording.error is None:
                 with self._guarded():
                     self._recording.spans = alignment.apply(self._recording.spans)

@@ -24,20 +24,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from engine.run.clock import HostClock, Ping
-from engine.run.p2p.fabric import Ranks
+from engine.run.p2p.fabric import Processes
 from ppbench.errors import UsageError
 
 PATIENCE_S = 60
 _POLL_S = 0.01
 _GAVE_UP = "gave up"
-_made: Counter[Ranks] = Counter()  # how often these ranks have attached; the same on each rank
+_made: Counter[Processes] = Counter()  # how often these ranks have attached; the same on each rank
 
 
 class Members:
     """The ranks of a pipeline and its replicas. Every call but `give_up` and `close` blocks."""
 
-    def __init__(self, ranks: Ranks, num_replicas: int, backend: str) -> None:
+    def __init__(self, ranks: Processes, num_replicas: int, backend: str) -> None:
         """`ranks` are the job's: those of the first replica in their order, then the next one's."""
         self.ranks, self.num_replicas, self.backend = ranks, num_replicas, backend
         self.rank = ranks.index(dist.get_rank())
@@ -100,53 +99,30 @@ class Members:
         """End the communicator's threads."""
         self._group = None
 
-    def gather_objects(self, ours: Any, ranks: Ranks) -> list[Any]:
+    def gather_objects(self, ours: Any, processes: Processes) -> list[Any]:
         """Return every member's object, in the pipeline's order, on all of them."""
         data = torch.frombuffer(bytearray(pickle.dumps(ours)), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in processes]
         self._gloo.allgather(sizes, torch.tensor([len(data)])).wait()
         longest = max(int(size) for size in sizes)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(data)] = data
-        theirs = [torch.zeros_like(padded) for _ in ranks]
+        theirs = [torch.zeros_like(padded) for _ in processes]
         self._gloo.allgather(theirs, padded).wait()
         parts = (their[: int(size)] for their, size in zip(theirs, sizes, strict=True))
         return [pickle.loads(bytes(part.numpy())) for part in parts]  # noqa: S301  # our own
 
-    def exchange_pings(self, peers: Ranks, count: int, ranks: Ranks) -> list[Ping]:
-        """Exchange pings between rank 0 and each peer; return those that this rank answered."""
-        clock, number = HostClock(), torch.zeros(1)
-        for peer in map(ranks.index, peers) if self.rank == 0 else ():
-            sent = []
-            for _ in range(count):
-                sent_ns = clock.mark()
-                self._send(number, peer)
-                self._receive(number, peer)
-                sent.append((sent_ns, clock.mark()))
-            self._send(torch.tensor(sent, dtype=torch.int64), peer)
-        if ranks[self.rank] not in peers:
-            return []
-        times = []
-        for _ in range(count):
-            self._receive(number, 0)
-            received_ns, answered_ns = clock.mark(), clock.mark()
-            self._send(number, 0)
-            times.append((received_ns, answered_ns))
-        theirs = torch.zeros(count, 2, dtype=torch.int64)
-        self._receive(theirs, 0)
-        return [
-            Ping(sent_ns, *ours, returned_ns)
-            for (sent_ns, returned_ns), ours in zip(theirs.tolist(), times, strict=True)
-        ]
+    def place_in(self, processes: Processes) -> int:  # noqa: ARG002  # all are members
+        return self.rank
 
-    def _send(self, tensor: torch.Tensor, member: int) -> None:
-        self._gloo.send([tensor], member, 0).wait()
+    def send(self, tensor: torch.Tensor, place: int, processes: Processes) -> None:  # noqa: ARG002
+        self._gloo.send([tensor], place, 0).wait()
 
-    def _receive(self, tensor: torch.Tensor, member: int) -> None:
-        self._gloo.recv([tensor], member, 0).wait()
+    def receive(self, tensor: torch.Tensor, place: int, processes: Processes) -> None:  # noqa: ARG002
+        self._gloo.recv([tensor], place, 0).wait()
 
 
-def members_of(stage: Any, replicas: Ranks | None) -> Members:
+def members_of(stage: Any, replicas: Processes | None) -> Members:
     """Return the members of a stage's pipeline, and of its replicas where the stages show them.
 
     `replicas` are the job's ranks that have this rank's stages. Collective over the pipeline, and

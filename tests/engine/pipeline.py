@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.configuration import model_of, tokenizer_of
 from engine.model.data import IGNORED, DataSpec, TextLoader
-from engine.model.factory import find_factory
+from engine.model.factory import find_factory, seed_from
 from engine.model.spec import ModelSpec
 from engine.plan.collectives import DataParallel
 from engine.plan.program import Program
@@ -33,7 +33,7 @@ from engine.run.clock import HostClock
 from engine.run.memory import MemoryUse
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Build, StepResult, Trainer, TrainerConfig, agree, seed_of
+from engine.trainer import Build, StepResult, Trainer, TrainerConfig, agree
 
 NUM_STEPS = 2
 SEQ_LEN = 16
@@ -243,7 +243,7 @@ def _train_unsplit(settings: TrainerConfig, initial: Tensors, around: Around | N
     optimizer = optimizer_of(settings.optimizer, module)
     outcome = Outcome(initial=initial)
     for step in range(NUM_STEPS):
-        torch.manual_seed(seed_of(settings.model.seed, step, 0))
+        torch.manual_seed(seed_from(settings.model.seed, step, 0))
         optimizer.zero_grad()
         with contextlib.nullcontext() if around is None else around(module, step):
             loss = _accumulate(module, data.step(step), loss_of, settings.autocast)

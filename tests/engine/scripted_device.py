@@ -340,11 +340,17 @@ class Tensors(TorchDispatchMode):
         if name == "copy_" and DEVICE in (args[0].device, args[1].device):
             self._device.launch("copy", self._copy_ns, reads=args[1:2], writes=args[:1])
             return args[0]
-        result = func(*args, **kwargs)
-        if isinstance(result, torch.Tensor) and result.device == DEVICE:
+        is_to_host = name == "_to_copy" and args[0].device == DEVICE
+        if is_to_host:
+            result = torch.empty(args[0].shape, dtype=args[0].dtype)
+        else:
+            result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and (is_to_host or result.device == DEVICE):
             self._device._block_of(result)
             if name == "_to_copy":
                 self._device.launch("copy", self._copy_ns, reads=args[:1], writes=[result])
+                if not kwargs.get("non_blocking"):
+                    self._device.stream.synchronize()
         return result
 
 
@@ -354,9 +360,6 @@ def scripted(monkeypatch, copy_ns=40_000):
     device = ScriptedDevice()
     monkeypatch.setattr(devices, "torch", Torch(device))
     monkeypatch.setattr(devices, "keep_until_done", device.keep_until_done)
-    monkeypatch.setattr(
-        devices, "pinned_empty", lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype)
-    )
     monkeypatch.setattr(clocks, "time", types.SimpleNamespace(monotonic_ns=lambda: device.now_ns))
     monkeypatch.setattr(devices, "keeps_history", lambda device_: True)
     monkeypatch.setattr(devices, "begin_history", device.begin_history)

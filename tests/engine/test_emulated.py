@@ -7,7 +7,7 @@ from pipeline import config
 from engine import emulated
 from engine.configuration import lowered_of
 from engine.connection import agree
-from engine.emulated import EmulatedTrainer
+from engine.emulated import EmulatedStages
 from engine.plan.action import COMPUTE_OPS, JOINING_OPS, SEND_OPS, Action, Op
 from engine.plan.collectives import DataParallel, Zero2, Zero3
 from engine.plan.lower import lower
@@ -16,6 +16,7 @@ from engine.plan.predict import predict, timed, uniform
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import build_program
 from engine.run.emulation import Emulation
+from engine.trainer import Trainer
 
 MS = 1_000_000
 NUM_BYTES = 16 * 64 * 8  # tokens x hidden x float64, the messages of llama-tiny
@@ -25,7 +26,7 @@ def emulate(fabric, is_member, settings, emulation):
     agreement = agree(settings, fabric)
     if not is_member:
         return None
-    trainer = EmulatedTrainer(agreement, emulation, fabric)
+    trainer = Trainer(agreement, fabric, stages=EmulatedStages(agreement, emulation))
     results = [trainer.step(step) for step in range(2)]
     trainer.close()
     return results, trainer.peak_held

@@ -39,6 +39,7 @@ from engine.configuration import program_of
 from engine.connection import broadcast
 from engine.exactness import InexactError, compare
 from engine.model.data import TextLoader
+from engine.model.factory import seed_from
 from engine.model.presets import PRESETS
 from engine.plan.action import COMPUTE_OPS, Op
 from engine.plan.check import check
@@ -49,7 +50,7 @@ from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES
 from engine.plan.spans import Lane
 from engine.run.optimizer import OptimizerSpec
-from engine.trainer import Trainer, agree, seed_of
+from engine.trainer import Trainer, agree
 
 THOROUGH = pytest.mark.thorough
 GLOO = (over_gloo, with_trainer)
@@ -417,7 +418,7 @@ class Streams:
                 if rank in states:
                     torch.set_rng_state(states[rank])
                 else:
-                    torch.manual_seed(seed_of(self._seed, step, rank))
+                    torch.manual_seed(seed_from(self._seed, step, rank))
 
             return before
 

@@ -20,9 +20,11 @@ from torch.profiler import ProfilerActivity, profile
 
 import ppbench
 from engine.connection import agree
-from engine.emulated import EmulatedTrainer
+from engine.emulated import EmulatedStages
 from engine.plan.predict import uniform
+from engine.run.alignment import exchange_pings
 from engine.run.emulation import Emulation
+from engine.trainer import Trainer
 from ppbench.external import members
 from ppbench.external.members import Members
 from ppbench.run.worker.measure import profile_steps
@@ -386,7 +388,7 @@ def pinged(group) -> tuple[list, list]:
     """The members' objects, and round trips as if their clocks were two."""
     both = Members(tuple(dist.get_process_group_ranks(group)), 1, "gloo")
     objects = both.gather_objects("x" * dist.get_rank(), both.ranks)
-    return objects, both.exchange_pings((1,), 5, both.ranks)
+    return objects, exchange_pings(both, [1], 5, both.ranks)
 
 
 def profiled_engine(fabric, is_member, settings, program, folder: Path) -> None:
@@ -397,6 +399,6 @@ def profiled_engine(fabric, is_member, settings, program, folder: Path) -> None:
         return
     ms = 1_000_000
     emulation = Emulation(uniform(program.placement, ms, ms, ms))
-    trainer = EmulatedTrainer(agreement, emulation, fabric)
+    trainer = Trainer(agreement, fabric, stages=EmulatedStages(agreement, emulation))
     profile_steps(SimpleNamespace(step=trainer.step), "cpu", range(4, 6), group, folder)
     trainer.close()

@@ -1,7 +1,7 @@
 """The interface of a channel: a directed stage edge, seen from one of its ends.
 
 Messages travel in the order in which they are sent, and are posted in the same order, which
-`engine.plan.lower` proves. Sending never blocks the rank, and receives are posted ahead of need.
+`engine.plan.lower` proves. Sending never waits for the peer, and receives are posted ahead of need.
 
     program           channel                          peer
     SEND  --send-->   queued, moves when both ready    RECV
@@ -17,17 +17,14 @@ ranks that share a device, `NcclChannel` between devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
-
-from torch import Tensor
 
 from engine.model.stage_module import Message, TensorSpec
 from engine.plan.action import Action
 from engine.run.clock import Mark
-
-Tensors = tuple[Tensor, ...]
+from engine.run.stage import Tensors
 
 
 class TransferError(RuntimeError):
@@ -50,7 +47,7 @@ class Channel(Protocol):
     is_timed: bool  # whether transfers are timed; set between steps
 
     def send(self, action: Action, tensors: Tensors) -> None:
-        """Queue a message. Never blocks; the tensors are let go once they have been moved."""
+        """Queue a message. Never waits for the peer; the tensors are let go once they are moved."""
 
     def post(self, action: Action, message: Message) -> None:
         """Make buffers ready for the next message. Never blocks."""
@@ -72,9 +69,10 @@ class Channel(Protocol):
         """Free threads and buffers; the channel is not used again."""
 
 
-def sized(message: Message, sizes: Iterator[int]) -> Message:
-    """Return the message with the next of these sizes for its tensors' dimensions."""
-    return tuple(TensorSpec(tuple(next(sizes) for _ in s.shape), s.dtype) for s in message)
+def sized(message: Message, sizes: Iterable[int]) -> Message:
+    """Return the message with these sizes for its tensors' dimensions, one after the other."""
+    left = iter(sizes)
+    return tuple(TensorSpec(tuple(next(left) for _ in s.shape), s.dtype) for s in message)
 
 
 def num_bytes_of(tensors: Tensors) -> int:

@@ -1,23 +1,19 @@
-"""Messages over gloo: between hosts, with emulated links, and for ranks that share a device.
+"""Messages over gloo: between hosts, and for ranks that share a device.
 
 A thread per channel waits for what is sent, so that it is let go and its end stamped when that
 happens. The rank itself waits for what it receives: to be woken by a thread takes longer. So a
 receive's end is when the rank had the message; one that was there before has the end of its send.
-Shapes that vary and emulated links need the thread for receives too.
+Where shapes vary, the thread waits for them, posts the buffers and waits for these.
 
-Ranks that share a device (NCCL refuses them) go through pinned host memory. The copies run on a
-stream of the edge beside the computations, and are part of the transfers' spans:
-
-    SEND   [copy to the host | sent]       the thread sleeps until the copy is there
-    RECV   [received | copy to the device]
+Ranks that share a device (NCCL refuses them) go through host memory. The rank waits for what it
+sends to be computed, and copies it; what it receives it copies to the device when it takes it. The
+copies are part of the transfers' spans.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
-import time
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -29,10 +25,10 @@ from torch import Tensor
 from engine.model.stage_module import Message, TensorSpec
 from engine.plan.action import Action
 from engine.run import device as devices
-from engine.run.clock import Clock, HostClock
-from engine.run.events import EventPool
-from engine.run.p2p.channel import Tensors, Transfer, TransferError, num_bytes_of
+from engine.run.clock import HostClock
+from engine.run.p2p.channel import Transfer, TransferError, num_bytes_of
 from engine.run.p2p.shapes import Pending, Shapes
+from engine.run.stage import Tensors
 
 
 @dataclass
@@ -44,9 +40,7 @@ class _Message:
     tensors: Tensors
     works: list[dist.Work]
     is_incoming: bool
-    staged: torch.Event | None = None  # when the copy to host memory will be complete
     shapes: Pending | None = None  # sent ahead, or awaited
-    expected: Message = ()  # what is received, shapes to be told
 
     def wait(self) -> None:
         """Block until it has been moved. Asked twice, gloo would wait for one more message."""
@@ -63,52 +57,6 @@ class _Message:
         self.tensors, self.works, self.shapes = (), [], None
 
 
-class Staging:
-    """Copies an edge's messages between the device and pinned host memory, on a stream of its own.
-
-    The computations go on beside them; the marks are taken on that stream.
-    """
-
-    def __init__(self, device: torch.device, clock: Clock, stream: torch.Stream) -> None:
-        self.device, self._clock, self._stream = device, clock, stream
-        self.copies = EventPool(functools.partial(devices.host_event, device))
-        self._arrivals = EventPool(functools.partial(devices.order_event, device))
-
-    def to_host(self, message: _Message, tensors: Tensors) -> None:
-        """Begin to copy tensors into a message; its span begins with the copy."""
-        self._stream.wait_stream(devices.current_stream(self.device))
-        with self._stream:
-            if message.transfer is not None:
-                message.transfer.start = self._clock.mark()
-            message.tensors = tuple(self._copy(tensor) for tensor in tensors)
-            message.staged = self.copies.take()
-            message.staged.record()
-
-    def to_device(self, buffers: Tensors, transfer: Transfer | None) -> Tensors:
-        """Begin to copy a message, for which computations then wait; its span ends with the copy.
-
-        Never blocks.
-        """
-        compute = devices.current_stream(self.device)
-        with self._stream:
-            tensors = tuple(buffer.to(self.device, non_blocking=True) for buffer in buffers)
-            if transfer is not None:
-                transfer.end = self._clock.mark()
-            arrival = self._arrivals.take()
-            arrival.record()
-        compute.wait_event(arrival)
-        self._arrivals.give_back(arrival)
-        for tensor in tensors:
-            devices.keep_until_done(tensor, compute)
-        return tensors
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        staged = devices.pinned_empty(tensor.shape, tensor.dtype)
-        staged.copy_(tensor, non_blocking=True)
-        devices.keep_until_done(tensor, self._stream)
-        return staged
-
-
 class GlooChannel:
     """A channel over gloo; each edge and microbatch has a tag, so that no message is mistaken."""
 
@@ -118,19 +66,16 @@ class GlooChannel:
         peer: int,
         tags: range,
         shapes: Shapes | None,
-        delay_ns: int = 0,
-        staging: Staging | None = None,
+        device: torch.device,
     ) -> None:
-        """`tags`: one for each microbatch. `staging`: of a device, None on the CPU.
+        """`tags`: one for each microbatch. `device`: of the stages at both ends.
 
         `shapes` are sent and expected ahead of each message; None where they never vary.
-
-        `delay_ns`: each message takes so much longer, on both ends; one at a time.
         """
         self._group, self._peer, self._tags = group, peer, tags
-        self._shapes, self._delay_ns = shapes, delay_ns
+        self._shapes, self._device = shapes, device
+        self._is_accelerator = devices.is_accelerator(device)
         self._clock = HostClock()  # gloo moves bytes on the host, whatever the device
-        self._staging = staging
         self.is_timed = True
         self._transfers: list[Transfer] = []
         self._pending: SimpleQueue[_Message | threading.Event | None] = SimpleQueue()
@@ -143,14 +88,15 @@ class GlooChannel:
 
     def send(self, action: Action, tensors: Tensors) -> None:
         self._let_go_of_sent()
+        if self._is_accelerator:  # else the wait would count as the transfer's
+            devices.current_stream(self._device).synchronize()
         message = _Message(action, self._begin(action, tensors), (), [], is_incoming=False)
         if self._shapes is not None:
             message.shapes = self._shapes.send(action, tensors)
-        if self._staging is not None:
-            self._staging.to_host(message, tensors)
-        else:
-            message.tensors = tuple(tensor.contiguous() for tensor in tensors)
-            message.works = self._isend(message)
+        message.tensors = tuple(tensor.cpu().contiguous() for tensor in tensors)
+        tag = self._tags[action.microbatch]
+        works = [dist.isend(tensor, self._peer, self._group, tag) for tensor in message.tensors]
+        message.works = [work for work in works if work is not None]
         self._pending.put(message)
 
     def post(self, action: Action, message: Message) -> None:
@@ -158,11 +104,9 @@ class GlooChannel:
         coming = _Message(action, self._begin(action, ()), (), [], is_incoming=True)
         if self._shapes is None:
             self._receive(coming, message)
-        else:
-            coming.shapes, coming.expected = self._shapes.post(action, message), message
-        if self._shapes is None and not self._delay_ns:
             self._arrived.put(coming)  # the rank waits for it when it takes it
         else:
+            coming.shapes = self._shapes.post(action, message)
             self._pending.put(coming)
 
     def take(self, action: Action) -> Tensors:
@@ -170,11 +114,13 @@ class GlooChannel:
             arrived = self._arrived_for(action)
         except Exception as error:
             raise TransferError(f"receive from rank {self._peer}: {error}") from error
-        buffers = arrived.tensors
+        tensors = arrived.tensors
         arrived.let_go()
-        if self._staging is None:
-            return buffers
-        return self._staging.to_device(buffers, arrived.transfer)
+        if self._is_accelerator:
+            tensors = tuple(tensor.to(self._device) for tensor in tensors)
+            if arrived.transfer is not None:
+                arrived.transfer.end = self._clock.mark()
+        return tensors
 
     def finish_step(self) -> list[Transfer]:
         is_idle = threading.Event()
@@ -210,11 +156,6 @@ class GlooChannel:
         self._transfers.append(transfer)
         return transfer
 
-    def _isend(self, message: _Message) -> list[dist.Work]:
-        tag = self._tags[message.action.microbatch]
-        works = [dist.isend(tensor, self._peer, self._group, tag) for tensor in message.tensors]
-        return [work for work in works if work is not None]
-
     def _receive(self, coming: _Message, message: Message) -> None:
         """Post a buffer for each tensor of the message."""
         coming.tensors = tuple(self._buffer(spec) for spec in message)
@@ -229,8 +170,6 @@ class GlooChannel:
 
         The profiler, which sees one thread only, would count the free without the allocation.
         """
-        if self._staging is not None:
-            return devices.pinned_empty(spec.shape, spec.dtype)
         if self._shapes is None:
             return torch.empty(spec.shape, dtype=spec.dtype)
         num_bytes = math.prod(spec.shape) * spec.dtype.itemsize
@@ -238,15 +177,10 @@ class GlooChannel:
 
     def _let_go_of_sent(self) -> None:
         while not self._sent.empty():
-            sent = self._sent.get()
-            if self._staging is not None and sent.staged is not None:
-                self._staging.copies.give_back(sent.staged)
-            sent.let_go()
+            self._sent.get().let_go()
 
     def _complete_in_order(self) -> None:
         """The channel's thread: wait for each message in turn."""
-        if self._staging is not None:
-            devices.make_current(self._staging.device)
         while (item := self._pending.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
@@ -258,16 +192,10 @@ class GlooChannel:
                 self._arrived.put(error)
 
     def _complete(self, message: _Message) -> None:
-        if message.staged is not None:
-            message.staged.synchronize()  # blocks this thread; the rank runs on
-            message.works = self._isend(message)
-        if message.shapes is not None and message.is_incoming:
-            self._receive(message, Shapes.wait(message.shapes, message.expected))
+        shapes = () if message.shapes is None else message.shapes.wait()
+        if message.is_incoming:
+            self._receive(message, shapes)
         message.wait()
-        if message.shapes is not None and not message.is_incoming:
-            message.shapes.work.wait()
-        if self._delay_ns:
-            time.sleep(self._delay_ns / 1e9)
         if message.transfer is not None:
             message.transfer.end = self._clock.mark()
         (self._arrived if message.is_incoming else self._sent).put(message)

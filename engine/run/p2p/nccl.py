@@ -17,8 +17,9 @@ from engine.plan.action import Action
 from engine.run import device as devices
 from engine.run.clock import Clock, Mark
 from engine.run.events import EventPool
-from engine.run.p2p.channel import Tensors, Transfer, num_bytes_of
+from engine.run.p2p.channel import Transfer, num_bytes_of
 from engine.run.p2p.shapes import Pending, Shapes
+from engine.run.stage import Tensors
 
 NCCL = "nccl"
 MOST_CTAS = 4
@@ -63,7 +64,7 @@ class NcclChannel:
         self._transfers: list[Transfer] = []
         self._arrivals = EventPool(functools.partial(devices.order_event, device))
         self._posted: dict[Action, tuple[Tensors, torch.Event]] = {}
-        self._awaited: deque[tuple[Action, Pending, Message]] = deque()
+        self._awaited: deque[tuple[Action, Pending]] = deque()
         self._announced: list[Pending] = []
 
     def send(self, action: Action, tensors: Tensors) -> None:
@@ -82,12 +83,12 @@ class NcclChannel:
         if self._shapes is None:
             self._posted[action] = self._receive(action, message)
         else:
-            self._awaited.append((action, self._shapes.post(action, message), message))
+            self._awaited.append((action, self._shapes.post(action, message)))
 
     def take(self, action: Action) -> Tensors:
         while action not in self._posted:  # its shape is awaited, perhaps behind others
-            awaited, pending, message = self._awaited.popleft()
-            self._posted[awaited] = self._receive(awaited, Shapes.wait(pending, message))
+            awaited, shapes = self._awaited.popleft()
+            self._posted[awaited] = self._receive(awaited, shapes.wait())
         buffers, arrival = self._posted.pop(action)
         compute = devices.current_stream(self._device)
         compute.wait_event(arrival)
@@ -100,8 +101,8 @@ class NcclChannel:
         # The host may issue the next step long before this one is done. Its receives, which wait
         # for no computation, would spin beside the optimizer and the sums over ranks of this one.
         self._stream.wait_stream(devices.current_stream(self._device))
-        for pending in self._announced:
-            pending.work.wait()
+        for shapes in self._announced:
+            shapes.wait()
         self._announced.clear()
         finished, self._transfers = self._transfers, []
         return finished

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engine.model.stage_module import Message
 from engine.plan.action import Action
-from engine.run.p2p.channel import Tensors, sized
+from engine.run.p2p.channel import sized
+from engine.run.stage import Tensors
 
 
 class Shapes:
@@ -26,18 +27,12 @@ class Shapes:
     def send(self, action: Action, tensors: Tensors) -> Pending:
         sizes = torch.tensor([n for tensor in tensors for n in tensor.shape], dtype=torch.int64)
         tag = self._tags[action.microbatch]
-        return _pending(sizes, dist.isend(sizes, self._peer, self._group, tag))
+        return Pending(sizes, dist.isend(sizes, self._peer, self._group, tag), ())
 
     def post(self, action: Action, message: Message) -> Pending:
         sizes = torch.empty(sum(len(spec.shape) for spec in message), dtype=torch.int64)
         tag = self._tags[action.microbatch]
-        return _pending(sizes, dist.irecv(sizes, self._peer, self._group, tag))
-
-    @staticmethod
-    def wait(pending: Pending, message: Message) -> Message:
-        """The message with the shapes that have arrived. Blocks until they are there."""
-        pending.work.wait()
-        return sized(message, iter(pending.sizes.tolist()))
+        return Pending(sizes, dist.irecv(sizes, self._peer, self._group, tag), message)
 
 
 @dataclass
@@ -45,9 +40,11 @@ class Pending:
     """Shapes on their way."""
 
     sizes: Tensor
-    work: dist.Work
+    work: dist.Work | None  # None only off the group
+    message: Message  # whose shapes they are: known to the receiver but for its sizes
 
-
-def _pending(sizes: Tensor, work: dist.Work | None) -> Pending:
-    assert work is not None  # None only off the group
-    return Pending(sizes, work)
+    def wait(self) -> Message:
+        """The message with the shapes that have arrived. Blocks until they have moved."""
+        assert self.work is not None
+        self.work.wait()
+        return sized(self.message, self.sizes.tolist())

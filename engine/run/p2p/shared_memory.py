@@ -2,18 +2,19 @@
 
     sender                        shared memory                    receiver
     send  --copies into-->        [slot][slot][slot]...            post  notes what is expected
-          --header-->             pipe               --read by-->  take  copies out, frees the slot
+          --the slot's number-->  pipe               --read by-->  take  copies out, frees the slot
 
-A header says which slot, when the message was sent, for which microbatch, and its shapes. A message
-ahead of the one that is taken is copied out with it, and waits in the receiver's own memory.
+A slot has a header, then the tensors. The header says when the message was sent, for which
+microbatch, and in which shapes, whether they vary or not. There is a slot for each microbatch: more
+messages are never on their way. The first free one is used, so that only as much memory is touched
+as messages have waited at once. A message ahead of the one that is taken is copied out with it.
 
-No thread and no socket: each copy is made by the rank that wants it, so that nothing takes a core
-from a rank that computes. The pipe keeps the order, wakes a rank that waits, and ends when its
-sender has died. Neither has a name: the sender opens the receiver's through /proc, so nothing is
-left behind however a rank ends. Shapes travel with each message, whether they vary or not.
+Each copy is made by the rank that wants it, so that no thread takes a core from a rank that
+computes. The pipe keeps the order, wakes a rank that waits, and ends when its sender has died.
+Neither has a name: the sender opens the receiver's through /proc, and nothing is left behind.
 
-The slots are one per microbatch: more messages than that are never on their way. The first free
-one is used, so that only as much memory is touched as messages have waited at once.
+For emulation an edge may be delayed. Its messages then arrive one at a time, each so much later
+than both ends were ready and the one before it was there; the receiver sleeps until then.
 """
 
 from __future__ import annotations
@@ -25,10 +26,9 @@ import mmap
 import os
 import select
 import struct
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -37,262 +37,147 @@ from engine.model.stage_module import Message, TensorSpec, gradient_message
 from engine.plan.action import Action
 from engine.plan.messages import Edge
 from engine.run.clock import HostClock
-from engine.run.p2p.channel import Tensors, Transfer, TransferError, num_bytes_of, sized
+from engine.run.host import Gather, path_of
+from engine.run.p2p.channel import Transfer, TransferError, num_bytes_of, sized
+from engine.run.stage import Tensors
 
-Gather = Callable[[Any], list[Any]]
-"""Every rank's object, in order of rank, on all of them. Blocks until all are here."""
-
-_NAMESPACES = ("net", "pid", "time")
 _ALIGNMENT = 64
-_PATIENCE_MS = 30 * 60 * 1000  # as torch's process groups
+_PATIENCE_MINUTES = 30  # as torch's process groups
 _NUM_LOOKS = 64  # for a message, before sleeping
-_HEAD = 3  # numbers of a header before its shapes: slot, when it was sent, microbatch
-_PAGE = mmap.PAGESIZE
-
-
-def can_share_memory(gather: Gather) -> bool:
-    """Whether all ranks see each other's memory and read the same clock. Collective.
-
-    Tried out, and not between network namespaces: those stand for hosts.
-    """
-    mine: _Offer | None = None
-    memory = -1
-    try:
-        place = tuple(str(Path(f"/proc/self/ns/{name}").readlink()) for name in _NAMESPACES)
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        memory, token = os.memfd_create("engine"), os.urandom(16)
-        os.write(memory, token)
-        mine = _Offer((boot, *place), _path_of(memory), token)
-    except (OSError, AttributeError):  # not Linux, or not allowed
-        pass
-    try:
-        sees_all = mine is not None
-        for theirs in gather(mine):
-            try:
-                sees_all &= (
-                    mine is not None
-                    and theirs is not None
-                    and mine.place == theirs.place
-                    and Path(theirs.path).read_bytes() == theirs.token
-                )
-            except OSError:
-                sees_all = False
-        return all(gather(sees_all))
-    finally:
-        if memory >= 0:
-            os.close(memory)
-
-
-class _Offer(NamedTuple):
-    """Where a rank is, where some memory of its own lies, and what is read there."""
-
-    place: tuple[str, ...]
-    path: str
-    token: bytes
-
-
-def _path_of(descriptor: int) -> str:
-    return f"/proc/{os.getpid()}/fd/{descriptor}"
+_NUMBER_BYTES = 4  # of a slot's number in the pipe
+_now_ns = HostClock().mark
 
 
 def open_channels(
     edges: Iterable[Edge],
-    ranks: Sequence[int],
+    owners: Sequence[int],
     me: int,
     messages: Sequence[Message],
     num_microbatches: int,
     gather: Gather,
+    delays_ns: Mapping[Edge, int],
 ) -> dict[Edge, MemoryChannel]:
-    """This rank's end of each edge that it has one of. Collective over `ranks`.
+    """This process's end of each edge that it has one of. Collective over the owners.
 
-    `messages[stage]` is what a stage sends to the next, at its longest.
+    `owners[stage]` is the process that owns a stage, and `messages[stage]` what the stage sends to
+    the next, at its longest. Raises TransferError.
     """
-    crossing = [edge for edge in edges if ranks[edge.source] != ranks[edge.target]]
-    inboxes = {}
-    for edge in crossing:
-        if ranks[edge.target] == me:
-            is_forward = edge.source < edge.target
-            message = (
-                messages[edge.source] if is_forward else gradient_message(messages[edge.target])
-            )
-            inboxes[edge] = _Inbox(num_microbatches, message)
-    addresses = {
-        edge: address
-        for theirs in gather({edge: inbox.address for edge, inbox in inboxes.items()})
-        for edge, address in theirs.items()
+    inboxes: dict[Edge, tuple[int, int, int]] = {}  # memory, and the pipe's two ends
+    for edge in edges:
+        if owners[edge.target] == me:
+            reads, writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            make_room(writes, num_microbatches)
+            inboxes[edge] = os.memfd_create("engine"), reads, writes
+    ours = {edge: (path_of(memory), path_of(end)) for edge, (memory, _, end) in inboxes.items()}
+    paths = {edge: pair for theirs in gather(ours) for edge, pair in theirs.items()}
+    outboxes = {
+        edge: (os.open(memory, os.O_RDWR), os.open(pipe, os.O_WRONLY))
+        for edge, (memory, pipe) in paths.items()
+        if owners[edge.source] == me
     }
-    is_spinning = len(set(ranks)) <= len(os.sched_getaffinity(0))
+    gather(None)  # every inbox has its sender, whose end of the pipe is the last one from here on
+    for _, _, writes in inboxes.values():
+        os.close(writes)
+    has_own_core = len(set(owners)) <= len(os.sched_getaffinity(0))
     channels = {}
-    for edge in crossing:
-        if ranks[edge.source] == me:
-            address = addresses[edge]
-            memory = os.open(address.memory, os.O_RDWR)
-            slots = _Slots(memory, address.num_slots, address.slot_bytes)
-            os.close(memory)
-            pipe = os.open(address.pipe, os.O_WRONLY | os.O_NONBLOCK)
-            channels[edge] = MemoryChannel(slots, pipe, ranks[edge.target])
-    gather(None)  # every inbox has its sender
-    for edge, inbox in inboxes.items():
-        channels[edge] = inbox.open(ranks[edge.source], is_spinning=is_spinning)
+    for edge, (memory, pipe, *_) in {**inboxes, **outboxes}.items():
+        peer = owners[edge.source if edge in inboxes else edge.target]
+        is_forward, delay_ns = edge.source < edge.target, delays_ns.get(edge, 0)
+        message = messages[edge.source] if is_forward else gradient_message(messages[edge.target])
+        channels[edge] = MemoryChannel(memory, pipe, peer, num_microbatches, message, delay_ns)
+        channels[edge].num_looks = _NUM_LOOKS if has_own_core else 1
     return channels
 
 
-def _num_numbers(message: Message) -> int:
-    """Return the number of integers in the header of such a message."""
-    return _HEAD + sum(len(spec.shape) for spec in message)
-
-
-def _room_of(spec: TensorSpec) -> int:
-    return _rounded(math.prod(spec.shape) * spec.dtype.itemsize, _ALIGNMENT)
-
-
-def _rounded(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-class _Address(NamedTuple):
-    """The address by which another process opens an inbox."""
-
-    memory: str
-    pipe: str
-    num_slots: int
-    slot_bytes: int
-
-
-class _Inbox:
-    """The receiver's memory and pipe, until its sender has opened both."""
-
-    def __init__(self, num_slots: int, message: Message) -> None:
-        slot_bytes = sum(_room_of(spec) for spec in message)
-        self._memory = os.memfd_create("engine")
-        self._reads, self._writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        make_room(self._writes, num_slots, 8 * _num_numbers(message))
-        paths = _path_of(self._memory), _path_of(self._writes)
-        self.address = _Address(*paths, num_slots, slot_bytes)
-        self._slots = _Slots(self._memory, num_slots, slot_bytes)
-
-    def open(self, sender: int, *, is_spinning: bool) -> MemoryChannel:
-        """The receiving end; no other process can open the inbox any more."""
-        os.close(self._memory)
-        os.close(self._writes)  # the sender's is the last one: the pipe ends with it
-        return MemoryChannel(self._slots, self._reads, sender, is_spinning=is_spinning)
-
-
-def make_room(pipe: int, num_headers: int, header_bytes: int) -> None:
-    """Have a pipe hold a header for every slot. Raises TransferError where the system forbids it.
-
-    A page holds whole headers only: the system does not split a write between two.
-    """
-    needed = _PAGE * -(-num_headers // max(1, _PAGE // header_bytes))
-    if needed <= fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
-        return
-    with contextlib.suppress(OSError, OverflowError):
-        if fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, needed) >= needed:
-            return
-    raise TransferError(
-        f"{num_headers} microbatches: their headers need a pipe of {needed} bytes, which this "
-        "system refuses; give fewer microbatches, or raise /proc/sys/fs/pipe-max-size"
-    )
-
-
-class _Slots:
-    """Mapped memory: a byte per slot that tells whether it is taken, then the slots."""
-
-    def __init__(self, memory: int, num_slots: int, slot_bytes: int) -> None:
-        self._num_slots, self._slot_bytes = num_slots, slot_bytes
-        self._first = _rounded(num_slots, _ALIGNMENT)
-        size = self._first + num_slots * slot_bytes
-        os.ftruncate(memory, size)
-        self._map = mmap.mmap(memory, size)
-
-    def take_free(self) -> int:
-        slot = self._map.find(b"\0", 0, self._num_slots)
-        assert slot >= 0, "more messages are on their way than a step has microbatches"
-        self._map[slot] = 1
-        return slot
-
-    def free(self, slot: int) -> None:
-        self._map[slot] = 0
-
-    def views(self, slot: int, message: Message) -> list[Tensor]:
-        """The slot as tensors of these shapes."""
-        at = self._first + slot * self._slot_bytes
-        views = []
-        for spec in message:
-            if count := math.prod(spec.shape):
-                flat = torch.frombuffer(self._map, dtype=spec.dtype, count=count, offset=at)
-                views.append(flat.view(spec.shape))
-            else:  # which frombuffer refuses
-                views.append(torch.empty(spec.shape, dtype=spec.dtype))
-            at += _room_of(spec)
-        return views
+def make_room(pipe: int, num_slots: int) -> None:
+    """Have a pipe hold every slot's number. Raises TransferError where the system forbids it."""
+    needed = num_slots * _NUMBER_BYTES
+    try:
+        if needed > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, needed)
+    except (OSError, OverflowError) as error:
+        raise TransferError(
+            f"{num_slots} microbatches: their messages need a pipe of {needed} bytes, which this "
+            "system refuses; give fewer microbatches, or raise /proc/sys/fs/pipe-max-size"
+        ) from error
 
 
 class MemoryChannel:
-    """One end of a directed edge.
+    """One end of an edge. It times the sender's copy, and when the receiver had the message."""
 
-    The times of its transfers are those of the sender's copy and, for a receive, when the message
-    was there.
-    """
+    num_looks = 1  # for a message before the rank sleeps: more where it has a core for itself
 
-    def __init__(self, slots: _Slots, pipe: int, peer: int, *, is_spinning: bool = False) -> None:
-        """Use `pipe`, this rank's end of the channel's pipe.
-
-        `is_spinning`: it has a core for itself, and looks for a message a while before it sleeps.
-        """
-        self._slots, self._pipe, self._peer = slots, pipe, peer
-        self._num_looks = _NUM_LOOKS if is_spinning else 1
-        self._clock = HostClock()
+    def __init__(
+        self, memory: int, pipe: int, peer: int, num_slots: int, message: Message, delay_ns: int
+    ) -> None:
+        """Map the memory, with slots for such a message, and use this rank's end of the pipe."""
+        self._pipe, self._peer, self._delay_ns = pipe, peer, delay_ns
+        num_sizes = sum(len(spec.shape) for spec in message)
+        self._header = struct.Struct(f"{2 + num_sizes}q")  # when it was sent, microbatch, sizes
+        self._header_bytes = _rounded(self._header.size)
+        self._slot_bytes = self._header_bytes + sum(map(_room_of, message))
+        # A byte for each slot tells whether it is taken; the slots follow.
+        self._num_slots, self._first = num_slots, _rounded(num_slots)
+        size = self._first + num_slots * self._slot_bytes
+        os.ftruncate(memory, size)
+        self._map = mmap.mmap(memory, size)
+        os.close(memory)
         self.is_timed = True
         self._transfers: list[Transfer] = []
         self._posted: deque[tuple[Action, Message, int]] = deque()  # and since when
         self._waiting: dict[Action, Tensors] = {}  # came before the message that was taken
+        self._last_ns = 0  # when the last message of a delayed edge was there
         self._poll = select.poll()
         self._poll.register(pipe, select.POLLIN)
 
     def send(self, action: Action, tensors: Tensors) -> None:
-        start_ns = self._now_ns()
-        slot = self._slots.take_free()
-        message = tuple(TensorSpec(tuple(t.shape), t.dtype) for t in tensors)
-        for view, tensor in zip(self._slots.views(slot, message), tensors, strict=True):
+        start_ns = _now_ns()
+        slot = self._map.find(b"\0", 0, self._num_slots)
+        assert slot >= 0, "more messages are on their way than a step has microbatches"
+        self._map[slot], at = 1, self._first + slot * self._slot_bytes
+        message = tuple(TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        for view, tensor in zip(self._views(at, message), tensors, strict=True):
             view.copy_(tensor)
         sizes = [size for tensor in tensors for size in tensor.shape]
-        end_ns = self._now_ns()
+        sent_ns = _now_ns()
+        self._header.pack_into(self._map, at, sent_ns, action.microbatch, *sizes)
         try:
-            header = (slot, end_ns, action.microbatch, *sizes)
-            os.write(self._pipe, struct.pack(f"{len(header)}q", *header))
+            os.write(self._pipe, slot.to_bytes(_NUMBER_BYTES))
         except BrokenPipeError as error:
             raise TransferError(f"send to rank {self._peer}: it is gone") from error
-        self._note(action, tensors, start_ns, end_ns)
+        self._note(action, tensors, start_ns, self._arrival_of(sent_ns))
 
     def post(self, action: Action, message: Message) -> None:
-        self._posted.append((action, message, self._now_ns()))
+        self._posted.append((action, message, _now_ns()))
 
     def take(self, action: Action) -> Tensors:
         if self._waiting and (tensors := self._waiting.pop(action, None)) is not None:
             return tensors
-        began_ns = self._now_ns()
+        began_ns = _now_ns()
         while (posted := self._posted.popleft())[0] != action:
             self._waiting[posted[0]] = self._receive(*posted, began_ns)
         return self._receive(*posted, began_ns)
 
     def _receive(self, action: Action, message: Message, posted_ns: int, began_ns: int) -> Tensors:
         """Copy the next message out, and free its slot. Blocks until it is there."""
-        num_numbers = _num_numbers(message)
-        header = self._read(8 * num_numbers)
-        if not header:
+        number = self._read()
+        if not number:
             raise TransferError(f"receive from rank {self._peer}: it is gone")
-        slot, sent_ns, microbatch, *sizes = struct.unpack(f"{num_numbers}q", header)
+        slot = int.from_bytes(number)
+        at = self._first + slot * self._slot_bytes
+        sent_ns, microbatch, *sizes = self._header.unpack_from(self._map, at)
         if microbatch != action.microbatch:
             raise TransferError(
                 f"receive from rank {self._peer}: microbatch {microbatch} came where "
                 f"{action} was posted; the ranks run different programs"
             )
-        message = sized(message, iter(sizes))
-        tensors = tuple(view.clone() for view in self._slots.views(slot, message))
-        self._slots.free(slot)
-        is_late = sent_ns > began_ns
-        end_ns = self._now_ns() if is_late else max(posted_ns, sent_ns)
+        tensors = tuple(v.clone() for v in self._views(at, sized(message, sizes)))
+        self._map[slot] = 0
+        end_ns = self._arrival_of(max(posted_ns, sent_ns))
+        if end_ns > began_ns:  # the rank has waited for it, or has yet to
+            if self._delay_ns:
+                time.sleep(max(0, end_ns - _now_ns()) / 1e9)
+            end_ns = _now_ns()
         self._note(action, tensors, posted_ns, end_ns)
         return tensors
 
@@ -303,19 +188,42 @@ class MemoryChannel:
     def close(self) -> None:
         os.close(self._pipe)
 
-    def _now_ns(self) -> int:
-        return self._clock.mark() if self.is_timed else 0
+    def _arrival_of(self, ready_ns: int) -> int:
+        """When a message is there that could move from `ready_ns` on."""
+        if self._delay_ns:
+            self._last_ns = ready_ns = max(ready_ns, self._last_ns) + self._delay_ns
+        return ready_ns
 
     def _note(self, action: Action, tensors: Tensors, start_ns: int, end_ns: int) -> None:
         if self.is_timed:
             self._transfers.append(Transfer(action, num_bytes_of(tensors), start_ns, end_ns))
 
-    def _read(self, num_bytes: int) -> bytes:
-        """What was written at once, which no other write comes between; nothing at the end."""
-        for _ in range(self._num_looks):
+    def _read(self) -> bytes:
+        """The number of the next message's slot; nothing where the sender is gone."""
+        for _ in range(self.num_looks):
             with contextlib.suppress(BlockingIOError):
-                return os.read(self._pipe, num_bytes)
-        if not self._poll.poll(_PATIENCE_MS):
-            words = f"nothing came in {_PATIENCE_MS // 60_000} minutes"
+                return os.read(self._pipe, _NUMBER_BYTES)
+        if not self._poll.poll(60_000 * _PATIENCE_MINUTES):
+            words = f"nothing came in {_PATIENCE_MINUTES} minutes"
             raise TransferError(f"receive from rank {self._peer}: {words}")
-        return os.read(self._pipe, num_bytes)
+        return os.read(self._pipe, _NUMBER_BYTES)
+
+    def _views(self, at: int, message: Message) -> list[Tensor]:
+        """The slot that begins at a place, as tensors of these shapes."""
+        at, views = at + self._header_bytes, []
+        for spec in message:
+            if count := math.prod(spec.shape):
+                flat = torch.frombuffer(self._map, dtype=spec.dtype, count=count, offset=at)
+                views.append(flat.view(spec.shape))
+            else:  # which frombuffer refuses
+                views.append(torch.empty(spec.shape, dtype=spec.dtype))
+            at += _room_of(spec)
+        return views
+
+
+def _rounded(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _room_of(spec: TensorSpec) -> int:
+    return _rounded(math.prod(spec.shape) * spec.dtype.itemsize)

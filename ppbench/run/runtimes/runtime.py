@@ -157,8 +157,8 @@ def facts_of_rank(
     device: str,
     program: Program,
     rank: int,
-    modules: Collection[StageModule] = (),
-    num_parameters: int = 0,
+    modules: Collection[StageModule],
+    num_parameters: int,
 ) -> dict[str, object]:
     """Return columns of `ranks`: the rank's part of the model. An emulated one has no modules."""
     return {

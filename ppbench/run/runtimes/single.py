@@ -8,8 +8,6 @@ executor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -34,11 +32,13 @@ class Unsplit(Stopwatch):
         (self._module,) = trainer.modules.values()
         self._autocast = autocast_of(trainer.config.autocast, trainer.device)
         self._loss = trainer.model.task.loss
-        self.lowered: Program = trainer.agreement.lowered
-        self.messages: Messages | None = (
-            None if trainer.config.data.is_variable else Messages((), ())
-        )
-        self.peak_held = 1
+        self._lowered, self.peak_held = trainer.agreement.lowered, 1
+        if not trainer.config.data.is_variable:
+            self.messages = Messages((), ())
+
+    @property
+    def lowered(self) -> Program:
+        return self._lowered
 
     def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
         self.begin(step, recording)
@@ -58,12 +58,6 @@ class Unsplit(Stopwatch):
         with self._autocast:
             (output,) = self._module(inputs)
         return self._loss(output, targets, num_tokens)
-
-    def held_tensors(self) -> Iterable[Tensor]:
-        return ()
-
-    def close(self) -> None:
-        """Do nothing: it holds no resources."""
 
 
 class SingleRuntime(EngineRuntime):

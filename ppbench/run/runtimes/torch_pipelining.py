@@ -36,7 +36,7 @@ from engine.run.clock import Clock
 from engine.run.device import is_accelerator
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
-from engine.run.timed_step import TimedStep
+from engine.run.runner import StepMarks
 from engine.trainer import Trainer
 from ppbench.config.case import Case
 from ppbench.config.feasibility import TORCH_SCHEDULES
@@ -64,7 +64,7 @@ def proved_program(schedule: Any, transport: str) -> Program | None:
 
 
 @dataclass(frozen=True)
-class TimedTorchStep(TimedStep):
+class TorchStepMarks(StepMarks):
     """The marks of a step, with those taken inside torch's schedule."""
 
     recorded: RecordedStep
@@ -96,8 +96,7 @@ class TorchPipeline(Stopwatch):
             self._program = None  # what torch has done of its collectives is known when it has run
         # Receive buffers are made once and stay; sent tensors are kept until the step is over.
         none = [0] * len(trainer.messages)
-        self.messages: Messages | None = Messages(none, none, is_posted=True, is_queued=False)
-        self.peak_held = 0
+        self.messages = Messages(none, none, is_posted=True, is_queued=False)
 
     @property
     def lowered(self) -> Program:
@@ -123,16 +122,16 @@ class TorchPipeline(Stopwatch):
             raise cause from error
         return torch.stack(losses).sum().detach() if losses else None
 
-    def end_step(self, step: int) -> TimedStep:
-        timed = super().end_step(step)
+    def end_step(self, step: int) -> StepMarks:
+        marks = super().end_step(step)
         recorded = self._instrument.end_step()
         self.peak_held = max(self.peak_held, recorded.peak_held)
         if self._program is None:  # blocks until every rank is here, once
             rows = self._trainer.gather(recorded.row)[: self._trainer.config.world_size]
             self._program = program_from(self.schedule, rows)
         if not self.recording.has_spans:
-            return timed
-        return TimedTorchStep(timed.step, timed.rank, timed.replica, timed.actions, recorded)
+            return marks
+        return TorchStepMarks(marks.step, marks.rank, marks.replica, marks.actions, recorded)
 
     def held_tensors(self) -> Iterable[Tensor]:
         """Return the receive buffers of every microbatch, which exist from the first step on."""
@@ -230,7 +229,7 @@ def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
             (inputs.to("meta"),) if module.is_first else _examples(trainer.messages[index - 1])
         ),
         output_args=_examples((output,) if sends is None else sends),
-        group=trainer.fabric.group_of(trainer.ranks),
+        group=trainer.fabric.group_of(trainer.pipeline),
     )
 
 

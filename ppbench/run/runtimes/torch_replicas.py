@@ -20,8 +20,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from engine.flight import Flight
 from engine.plan.collectives import DataParallel, NoCollectives, most_unsharded
-from engine.run.shards import Piece, ReplicaGroup, Sharded, Shards, was_used
-from engine.shared_weights import Shared
+from engine.run.shards import ParameterPiece, ReplicaGroup, Sharded, Shards, was_used
+from engine.shared_weights import SharedWeights
 from engine.trainer import Trainer, shards_of
 from ppbench.run.runtimes.runtime import RefusalError
 
@@ -30,7 +30,7 @@ Submodules = Callable[[Trainer, int], nn.Module]
 
 
 def torch_shards_of(
-    trainer: Trainer, shared: Shared, flight: Flight, submodule_of: Submodules
+    trainer: Trainer, shared: SharedWeights, flight: Flight, submodule_of: Submodules
 ) -> Shards:
     """Wrap the stages of a rank by the policy of its configuration. Raises RefusalError."""
     policy = trainer.config.sharding
@@ -51,11 +51,13 @@ class TorchShards(Shards):
         is_sharded = most_unsharded(trainer.config.sharding) is not None
         self.sharded = Sharded(is_sharded, is_sharded, is_sharded)
         self.replica, num_replicas = trainer.replica, trainer.config.replicas
-        mesh = trainer.fabric.mesh_of(trainer.same_rank, trainer.ranks, trainer.everyone)
+        mesh = trainer.fabric.mesh_of(trainer.counterparts, trainer.pipeline, trainer.everyone)
         self._group = ReplicaGroup(mesh.get_group("replica"), self.replica, num_replicas)
         self.submodules: dict[int, nn.Module] = {}
-        self._piece_of: dict[nn.Parameter, Piece] = {}  # by the parameter, and by what it became
-        self._made: dict[nn.Parameter, Piece] = {}  # of torch's parameters
+        self._piece_of: dict[
+            nn.Parameter, ParameterPiece
+        ] = {}  # by the parameter, and by what it became
+        self._made: dict[nn.Parameter, ParameterPiece] = {}  # of torch's parameters
         for stage, module in trainer.modules.items():
             before = dict(module.named_parameters(remove_duplicate=False))
             if any(parameter in self._piece_of for parameter in before.values()):
@@ -83,7 +85,7 @@ class TorchShards(Shards):
         rows = -(-whole.shape[0] // self._group.replicas) if self.sharded.parameters else 0
         first = min(self.replica * rows, whole.shape[0]) * whole[:1].numel()
         own = nn.Parameter(local, requires_grad=whole.requires_grad)
-        piece = self._made.setdefault(made, Piece(own, first, first + local.numel()))
+        piece = self._made.setdefault(made, ParameterPiece(own, first, first + local.numel()))
         self._piece_of |= {whole: piece, made: piece}
 
     def begin_step(self) -> None:
@@ -102,7 +104,7 @@ class TorchShards(Shards):
     def gather_updated(self) -> None:
         """Do nothing: torch gathers parameters when it needs them."""
 
-    def pieces(self, parameter: nn.Parameter) -> list[Piece]:
+    def pieces(self, parameter: nn.Parameter) -> list[ParameterPiece]:
         piece = self._piece_of[parameter]
         return [piece] if piece.own.numel() else []
 

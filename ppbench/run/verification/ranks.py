@@ -203,7 +203,7 @@ def compared_on(
     `in_time` gives what rank 0 decides a time limit.
     """
     runtime = member.runtime
-    if not hasattr(runtime, "gathered"):
+    if not runtime.modules or not hasattr(runtime, "gathered"):
         name = member.case.runtime
         raise IncomparableError(f'runtime "{name}" does not tell its weights and gradients')
 

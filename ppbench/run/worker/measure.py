@@ -35,7 +35,7 @@ from engine.flight import Phase
 from engine.plan.program import steps_can_overlap
 from engine.plan.spans import COLUMNS, Span
 from engine.run import device as devices
-from engine.run.alignment import align, measure_offset
+from engine.run.alignment import align, measure_tie
 from engine.run.heap import give_back_freed_memory
 from engine.run.memory import process_peak_bytes, reset_process_peak
 from engine.run.precision import float32_precision
@@ -110,7 +110,7 @@ class Arm:
         # The measured steps are expected to take as long as the last warm-up step.
         self._reference.run(self._plan.steps * (self._warmup_ns[-1] if self._warmup_ns else 0))
         flight.enter(Phase.ALIGNS)
-        self._offset = measure_offset(member.fabric, member.ranks)
+        self._tie = measure_tie(member.fabric, member.ranks)
 
     def turn(self, round_index: int, num_steps: int) -> tuple[float, float]:
         """Run so many steps one right after the other, after a lead-in where one is needed.
@@ -142,7 +142,7 @@ class Arm:
         """Free the arm; return its result on rank 0. Profiles, if any, are written to a folder."""
         member, flight, runtime = self.member, self.member.flight, self.member.runtime
         flight.enter(Phase.ALIGNS)
-        alignment = align(self._offset, measure_offset(member.fabric, member.ranks))
+        alignment = align(self._tie, measure_tie(member.fabric, member.ranks))
         flight.enter(Phase.MEMORY)
         memory = runtime.measure_memory(self._num_done)
         memory_facts: dict[str, object] = {  # null where nothing is allocated

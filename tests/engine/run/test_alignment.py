@@ -19,52 +19,55 @@ from engine.run import clock
 from engine.run.alignment import (
     SAME_CLOCK,
     Alignment,
-    Offset,
     align,
-    clock_identity,
-    estimate_offset,
-    is_same,
-    measure_offset,
+    measure_tie,
+    tie_by,
 )
-from engine.run.clock import MAX_DRIFT_PPB, HostClock, Line, Ping
+from engine.run.clock import MAX_DRIFT_PPB, HostClock, Line, Ping, Tie
+from engine.run.host import clock_identity, is_same
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, agree
 
 DRIFTS = st.fractions(-1, 1).map(lambda share: share * MAX_DRIFT_PPB * Fraction(999, 10**12))
 
 
+def offset(at_ns, ahead_ns, error_ns):
+    """A clock that is ahead of rank 0's at a moment."""
+    return Tie(at_ns, at_ns + ahead_ns, error_ns)
+
+
 def test_a_ping_bounds_the_offset_by_its_two_ways():
     # The rank is 1000 ahead; 40 there, 60 back.
-    assert estimate_offset([Ping(0, 1040, 1050, 110)]) == Offset(55, 990, 51)
+    assert tie_by([Ping(0, 1040, 1050, 110)]) == offset(55, 990, 51)
 
 
 def test_asymmetric_pings_share_what_is_narrower_than_either():
     slow_there, slow_back = Ping(0, 1900, 1900, 910), Ping(2000, 3010, 3010, 2910)
-    both = estimate_offset([slow_there, slow_back])
-    alone = [estimate_offset([ping]) for ping in (slow_there, slow_back)]
-    assert alone == [Offset(455, 1445, 456), Offset(2455, 555, 456)]
+    both = tie_by([slow_there, slow_back])
+    alone = [tie_by([ping]) for ping in (slow_there, slow_back)]
+    assert alone == [offset(455, 1445, 456), offset(2455, 555, 456)]
     # At 455, as the first of two equals; what 2455 ns may have drifted is 3.
-    assert both == Offset(455, 1001, 12)
+    assert both == offset(455, 1001, 12)
 
 
 def test_pings_with_nothing_in_common_leave_the_narrowest_to_decide_and_widen_its_error():
     wide, narrow = Ping(0, 1100, 1100, 200), Ping(500, 700, 700, 600)
-    assert estimate_offset([narrow]) == Offset(550, 150, 51)
+    assert tie_by([narrow]) == offset(550, 150, 51)
     # The wide one says 899 at least, the narrow one 201 at most, what may have drifted included.
-    assert estimate_offset([wide, narrow]) == Offset(550, 150, 51 + 698)
+    assert tie_by([wide, narrow]) == offset(550, 150, 51 + 698)
 
 
 def test_a_clock_that_is_slewed_harder_than_taken_for_possible_widens_the_bound():
-    before, after = Offset(0, 0, 20_000), Offset(2_000_000_000, 10_000_000, 20_000)
+    before, after = offset(0, 0, 20_000), offset(2_000_000_000, 10_000_000, 20_000)
     alignment = align(before, after)
-    for offset in (before, after):
-        off_ns = alignment.to_rank_0(offset.at_ns + offset.offset_ns) - offset.at_ns
-        assert abs(off_ns) + offset.error_ns <= 1.002 * alignment.error_ns
+    for tie in (before, after):
+        off_ns = alignment.to_rank_0(tie.second_ns) - tie.first_ns
+        assert abs(off_ns) + tie.error_ns <= 1.002 * alignment.error_ns
     assert alignment.error_ns < 4_100_000
 
 
 def test_an_alignment_follows_a_drifting_clock():
-    alignment = align(Offset(0, 5_000, 100), Offset(1_000_000, 5_100, 60))
+    alignment = align(offset(0, 5_000, 100), offset(1_000_000, 5_100, 60))
     assert (alignment.offset_ns, alignment.drift_ppb, alignment.error_ns) == (5_050, 100_000, 104)
     assert not alignment.is_shared
     assert alignment.to_rank_0(5_000) == 0
@@ -74,14 +77,15 @@ def test_an_alignment_follows_a_drifting_clock():
 
 def test_a_shared_clock_is_left_as_it_is():
     alignment = align(SAME_CLOCK, SAME_CLOCK)
-    assert alignment == Alignment(Line(0, 0, 0.0, 0), is_shared=True)
+    assert alignment == Alignment(Line(0, 0, 0.0, 0))
+    assert alignment.is_shared
     assert (alignment.offset_ns, alignment.drift_ppb, alignment.error_ns) == (0, 0, 0)
     assert alignment.to_rank_0(2**62 + 1) == 2**62 + 1
 
 
 def test_spans_keep_everything_but_their_times():
     span = Span(3, 1, Lane.SEND, 1, Op.SEND_F, 2, 1_010, 1_030, 64)
-    alignment = align(Offset(0, 1_000, 1), Offset(100, 1_000, 1))
+    alignment = align(offset(0, 1_000, 1), offset(100, 1_000, 1))
     assert alignment.apply([span]) == [Span(3, 1, Lane.SEND, 1, Op.SEND_F, 2, 10, 30, 64)]
 
 
@@ -126,7 +130,7 @@ def test_the_true_time_lies_within_the_bound_whatever_delays_and_drift(
     first = clock.burst(10**9, ways[0])
     begin = first[-1].returned_ns
     last = clock.burst(begin + lasted, ways[1])
-    alignment = align(estimate_offset(first), estimate_offset(last))
+    alignment = align(tie_by(first), tie_by(last))
     moment = begin + round(share * lasted)
     assert abs(alignment.to_rank_0(clock.read_ns(Fraction(moment))) - moment) <= alignment.error_ns
 
@@ -140,12 +144,12 @@ def test_what_the_system_does_not_tell_is_no_shared_clock():
 
 def test_one_rank_measures_nothing():
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
-    assert measure_offset(fabric, (0,)) is SAME_CLOCK
+    assert measure_tie(fabric, (0,)) is SAME_CLOCK
 
 
 def offsets_of_ranks(fabric, is_member, settings):
     agree(settings, fabric)
-    return measure_offset(fabric, (0, 1, 2)) if is_member else None
+    return measure_tie(fabric, (0, 1, 2)) if is_member else None
 
 
 @pytest.mark.skipif(clock_identity() is None, reason="the system does not name its clock")
@@ -175,10 +179,10 @@ def step_apart(fabric, is_member, settings) -> Apart | None:
         patch.setattr(clock, "time", ahead)
         patch.setattr(alignment_room, "clock_identity", lambda: str(rank))
         trainer = Trainer(agreement, fabric)
-        before = measure_offset(fabric, ranks)
+        before = measure_tie(fabric, ranks)
         trainer.step(0)
         spans = trainer.step(1).spans
-        alignment = align(before, measure_offset(fabric, ranks))
+        alignment = align(before, measure_tie(fabric, ranks))
         trainer.close()
     return Apart(offset_ns, alignment, spans, alignment.apply(spans))
 

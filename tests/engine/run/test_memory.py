@@ -1,7 +1,5 @@
 """Peaks to the byte, split by what they are for; the peaks of real ranks, and as predicted."""
 
-import time
-
 import pytest
 import torch
 from pipeline import config, lone_trainer, memory_of, over_gloo, with_trainer
@@ -9,10 +7,8 @@ from ranks import Ranks
 
 from engine.plan.action import Op
 from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero1, Zero2, Zero3
-from engine.run.allocations import Change, changes_of_trace, record
-from engine.run.clock import HostClock, IssueClock
+from engine.run.allocations import MemoryChange, changes_of_trace, record
 from engine.run.memory import (
-    Account,
     Level,
     MemorySplit,
     Owned,
@@ -99,16 +95,6 @@ def test_each_forward_has_its_own_allocations_within_its_span():
     assert made == made[:1] * 6
 
 
-def test_issue_marks_are_the_hosts_whatever_the_clock_is():
-    class Other(HostClock):
-        def mark(self):
-            raise AssertionError("not asked")
-
-    clock = IssueClock(Other())
-    before_ns = time.monotonic_ns()
-    assert before_ns <= clock.read_ns(clock.mark()) <= time.monotonic_ns()
-
-
 @pytest.mark.parametrize("schedule", ["afab", "1f1b"])
 def test_the_split_of_a_step_is_its_closed_forms(schedule):
     trainer = lone_trainer(config(schedule, 1, 4, seq_len=128))
@@ -153,8 +139,8 @@ def test_steps_of_varying_shapes_are_measured_but_not_predicted():
 
 def test_without_a_history_only_the_peak_and_what_is_owned_is_known():
     parameter, gradient = bytes_of(3), bytes_of(2)
-    account = Account(Level(0, 3 * MIB), None, peak_bytes=9 * MIB, reserved_bytes=10 * MIB)
-    memory = use_of(account, [], Owned([parameter], [gradient]), CPU, None)
+    owned = Owned([parameter], [gradient])
+    memory = use_of(Level(0, 3 * MIB), None, 9 * MIB, [], owned, CPU, None)
     assert (memory.timeline, memory.predicted_peak_bytes) == ((), None)
     assert memory.at_peak == MemorySplit(3 * MIB, 2 * MIB, 0, 0, 4 * MIB)
 
@@ -166,11 +152,19 @@ def test_the_cuda_allocators_trace_counts_in_its_units_what_is_asked_for_and_giv
         {"action": "free_requested", "addr": 512, "size": 513, "time_us": 3},
         {"action": "free_completed", "addr": 512, "size": 513, "time_us": 4},
     ]
-    assert list(changes_of_trace(trace)) == [Change(2000, 512, 1024), Change(3000, 512, -1024)]
+    assert list(changes_of_trace(trace)) == [
+        MemoryChange(2000, 512, 1024),
+        MemoryChange(3000, 512, -1024),
+    ]
 
 
 def test_only_what_the_step_has_allocated_is_freed_by_it():
-    changes = [Change(1, 0xA, 5), Change(2, 0xB, -7), Change(3, 0xA, -5), Change(4, 0xA, -9)]
+    changes = [
+        MemoryChange(1, 0xA, 5),
+        MemoryChange(2, 0xB, -7),
+        MemoryChange(3, 0xA, -5),
+        MemoryChange(4, 0xA, -9),
+    ]
     assert own_changes(changes) == [changes[0], changes[2]]
 
 

@@ -15,9 +15,10 @@ from engine.model.stage_module import TensorSpec
 from engine.plan.action import Action, Op
 from engine.plan.messages import Edge
 from engine.run.clock import HostClock
+from engine.run.host import can_share_memory
 from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric
-from engine.run.p2p.shared_memory import can_share_memory, make_room, open_channels
+from engine.run.p2p.shared_memory import make_room, open_channels
 from engine.trainer import Trainer, agree
 
 EDGE = Edge(0, 1)
@@ -41,9 +42,9 @@ def receive(microbatch):
 def opened(fabric, message=LONGEST, num_slots=NUM):
     ranks = (0, 1)
     fabric.connect([EDGE], ranks, [])
-    gather = functools.partial(fabric.gather_objects, ranks=ranks)
+    gather = functools.partial(fabric.gather_objects, processes=ranks)
     me = torch.distributed.get_rank()
-    (channel,) = open_channels([EDGE], ranks, me, [message], num_slots, gather).values()
+    (channel,) = open_channels([EDGE], ranks, me, [message], num_slots, gather, {}).values()
     return channel, me
 
 
@@ -112,10 +113,32 @@ def test_thousands_of_messages_may_wait_at_once(ranks: Ranks):
     assert values == [2.0 * number for number in range(3000)]
 
 
+WIDE = tuple(TensorSpec((1, 2, 1), torch.float32) for _ in range(2000))  # 6,000 sizes, 48 kB
+
+
+def exchange_wide(fabric, is_member):
+    """A message of so many tensors that its header is larger than a page."""
+    if not is_member:
+        fabric.connect([EDGE], (0, 1), [])
+        return None
+    channel, me = opened(fabric, WIDE, num_slots=2)
+    channel.post(receive(0), WIDE) if me == 1 else None
+    if me == 0:
+        channel.send(send(0), tuple(torch.full(s.shape, float(n)) for n, s in enumerate(WIDE)))
+    got = [float(t.sum()) for t in channel.take(receive(0))] if me == 1 else None
+    channel.close()
+    return got
+
+
+def test_a_header_may_be_larger_than_a_page(ranks: Ranks):
+    _, values = ranks.run(2, exchange_wide)
+    assert values == [2.0 * number for number in range(2000)]
+
+
 def test_more_messages_than_the_system_lets_wait_are_refused_before_training():
     reads, writes = os.pipe()
     with pytest.raises(TransferError, match="give fewer microbatches, or raise"):
-        make_room(writes, 2**27, 48)
+        make_room(writes, 2**27)
     os.close(reads)
     os.close(writes)
 
@@ -189,7 +212,7 @@ def told(change):
 
 def test_memory_is_shared_only_with_ranks_of_the_same_place_whose_memory_can_be_read():
     assert told(lambda ours: ours)
-    assert not told(lambda ours: ours._replace(place=("elsewhere",)))
+    assert not told(lambda ours: ours._replace(place="elsewhere"))
     assert not told(lambda ours: ours._replace(path="/proc/self/fd/none"))
     assert not told(lambda ours: ours._replace(token=b"another"))
     assert not told(lambda _: None)

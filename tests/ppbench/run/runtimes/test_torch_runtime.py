@@ -205,7 +205,7 @@ def watch(trainer):
     instrument.remove()
     instrument.remove()
     after = [set(vars(owner)) for owner in owners], torchs._batch_p2p, torchs._wait_batch_p2p
-    inside = trainer.issue(0).timed.recorded.row
+    inside = trainer.issue(0).marks.recorded.row
     return is_patched, before == after, program_of(schedule) is not None, len(inside)
 
 

@@ -27,7 +27,7 @@ DEFAULT_ISSUE_AHEAD = 8
 """Computations: enough that a host that is held up for some milliseconds is not seen."""
 
 
-class LookAhead:
+class IssueLimit:
     """Lets the host issue at most so many computations that its device has not done."""
 
     def __init__(self, device: torch.device, most: int) -> None:
