@@ -16,8 +16,9 @@ import warm
 
 from ppbench.console import print_notes
 
-hypothesis.settings.register_profile("unhurried", deadline=None)  # others may keep the cores busy
-hypothesis.settings.load_profile("unhurried")
+hypothesis.settings.register_profile("sample", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("thorough", deadline=None)
+"""Others may keep the cores busy, so no example has a deadline."""
 
 os.environ.pop("COLUMNS", None)  # text for a pipe is as wide as it is, unless a test says so
 os.unsetenv("COLUMNS")  # readline, which pytest imports, sets it for processes alone
@@ -75,6 +76,7 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A worker uses the server of the process that has started it, and ends before that does."""
+    hypothesis.settings.load_profile("thorough" if config.getoption("--thorough") else "sample")
     if hasattr(config, "workerinput"):
         server = forkserver._forkserver
         vars(server).update(

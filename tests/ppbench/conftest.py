@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Store:
     return store_in(tmp_path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Path]:
     """Makes a copy of a scene in a folder; the scene itself is made when it is first asked for."""
     from scenes import make_scene

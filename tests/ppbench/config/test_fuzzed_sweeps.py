@@ -16,8 +16,8 @@ from ppbench.config.reader import read_sweep
 from ppbench.errors import SweepFileError, UsageError
 
 NUM_MUTATIONS = 2200
-NUM_IN_A_SAMPLE = 300
-NUM_COMMANDS = 10
+NUM_IN_A_SAMPLE = 150
+NUM_COMMANDS = 5
 ANSWER = """\
 import json, sys
 facts = dict(num_layers=6, max_positions=512, vocab_size=300, num_parameters=1,

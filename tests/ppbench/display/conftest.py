@@ -61,7 +61,7 @@ def planned(folder):
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("places")
     for name in ("swept", "tracked", "history", "bisected", "traces", "empty"):

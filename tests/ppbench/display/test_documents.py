@@ -115,7 +115,7 @@ def test_json_is_one_object_with_the_values_of_csv_and_tables_fit(
         header, *lines = read_csv(answered(words, "--format", "csv")) or [[]]
         is_record = header == ["key", "value"]
         names = [line[0] for line in lines] if is_record else header
-        for _ in range(12 if is_thorough else 3):
+        for _ in range(12 if is_thorough else 1):
             chosen = rng.sample(names, rng.randint(1, len(names))) if names else []
             order = rng.choice(["", "-"]) + rng.choice(names) if names else ""
             options = ["--columns", ",".join(chosen)] if chosen and rng.random() < 0.7 else []
@@ -179,7 +179,7 @@ def test_no_line_is_wider_than_a_pipe_of_80_columns(tmp_path, monkeypatch, is_th
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.chdir(tmp_path)
     rng, num_read = random.Random(41), 0
-    for _ in range(100 if is_thorough else 10):
+    for _ in range(100 if is_thorough else 8):
         for words in planning(rng):
             with contextlib.suppress(UsageError):  # a schedule may not have this shape
                 lines = answered(words).splitlines()

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from stored_runs import run_row
@@ -60,7 +60,6 @@ def frames(draw):
     return pd.DataFrame({name: pd.Series(draw(kinds), dtype=object) for name in columns})
 
 
-@settings(max_examples=60)
 @given(frames(), st.sampled_from(WIDTHS))
 def test_any_table_fits_and_no_row_is_wrapped(frame, number):
     with as_terminal(number):
@@ -72,7 +71,6 @@ def test_any_table_fits_and_no_row_is_wrapped(frame, number):
     assert len(below[:note]) == len(frame)
 
 
-@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(0, 200), st.booleans(), st.booleans()), min_size=1, max_size=15),
     st.integers(20, 150),

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from leads import lead
 
@@ -230,7 +230,6 @@ def mirrored(change, other):
     ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(figures, figures)
 def test_exchanged_sides_have_the_inverse_ratio_and_verdict(base, head):
     there, back = one(SPEED, base, head), one(SPEED, head, base)
@@ -238,7 +237,6 @@ def test_exchanged_sides_have_the_inverse_ratio_and_verdict(base, head):
     mirrored(there, there.reversed())
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(rounds, min_size=1, max_size=4), st.sampled_from([None, Noise(0.01, 5)]))
 def test_exchanged_turns_have_the_inverse_ratio_and_verdict(launches, starts):
     exchanged = tuple(Rounds(each.head, each.base) for each in launches)
@@ -246,7 +244,6 @@ def test_exchanged_turns_have_the_inverse_ratio_and_verdict(launches, starts):
     mirrored(there, judge(STEP, [Evidence(paired=exchanged, starts=starts)])[0])
 
 
-@settings(max_examples=60, deadline=None)
 @given(figures, figures, st.sampled_from([1024.0, 1e-9, 7.0]))
 @example((0.5, 0.5, 0.5), (0.5, 0.5, 0.5000000000000001), 1024.0)
 @example((0.3,) * 3, (0.30000000000000004,) * 3, 1024.0)

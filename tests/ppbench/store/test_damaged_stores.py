@@ -15,8 +15,7 @@ from ppbench.store import TABLES, Store
 from ppbench.store.reader import COMPACTED
 
 
-@pytest.mark.parametrize("name", ["runs", "steps"])
-@pytest.mark.parametrize("size", [0, 10, 2000])
+@pytest.mark.parametrize(("name", "size"), [("runs", 10), ("steps", 0), ("steps", 2000)])
 def test_a_run_loses_the_rows_of_its_damaged_file_alone(tmp_path, name, size):
     store = demo_store(tmp_path)
     ids = list(store.runs(["run_id"])["run_id"])
@@ -98,10 +97,10 @@ def check(draw: random.Random, whole: Path, folder: Path) -> str:
 @pytest.mark.parametrize(
     "seed",
     [
-        *(*range(20), 349),  # the last one ends a whole database of DuckDB
+        *(*range(4), 349),  # the last one ends a whole database of DuckDB
         *(
             pytest.param(seed, marks=pytest.mark.thorough)
-            for seed in (*range(20, 349), *range(350, 1000))
+            for seed in (*range(4, 349), *range(350, 1000))
         ),
     ],
 )

@@ -111,7 +111,7 @@ def test_answers_are_those_of_duckdb_over_views_of_all_columns(demo):
             files = f"'{demo.folder}/{name}/*.parquet'"
             database.execute(f"CREATE VIEW {name} AS FROM read_parquet({files})")
         draw, num_answered = random.Random(0), 0
-        for form in FORMS * 2:
+        for form in FORMS:
             text = filled_in(form, draw)
             try:
                 expected = sorted(map(repr, database.execute(text).fetchall()))
@@ -121,7 +121,7 @@ def test_answers_are_those_of_duckdb_over_views_of_all_columns(demo):
             else:
                 assert sorted(map(repr, ask(demo, text))) == expected, text
                 num_answered += 1
-    assert num_answered > len(FORMS)
+    assert num_answered > len(FORMS) / 2
 
 
 def test_all_tables_are_there_where_none_is_named(demo):

@@ -19,7 +19,6 @@ S = 1_000_000_000
 AT_NS = 100 * S
 OPT = Action(-1, Op.OPT, -1)
 DRAINS, BARRIER = "drains its transfers", "waits for the other ranks"
-NUM_CASES = 40  # of each schedule, each with a frozen rank and with a lost message
 
 
 class Execution:
@@ -106,10 +105,16 @@ def shapes(name):
     return [one for p, v in grid for one in programs_of(name, p, v, (1, 2, 3, 4, 6, 8))]
 
 
-def cases(name, least_ranks=1):
+@pytest.fixture
+def num_cases(is_thorough):
+    """So many of each schedule, each with a frozen rank and with a lost message."""
+    return 100 if is_thorough else 12
+
+
+def cases(name, num_cases, least_ranks=1):
     programs = [lower(program) for program in shapes(name) if program.world_size >= least_ranks]
     chance = random.Random(name)
-    return [(chance.choice(programs), random.Random(n)) for n in range(NUM_CASES)]
+    return [(chance.choice(programs), random.Random(n)) for n in range(num_cases)]
 
 
 def follow(diagnosis, start):
@@ -126,8 +131,8 @@ def follow(diagnosis, start):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("process", ["stopped", "dead", "alive"])
-def test_a_frozen_rank_is_named_with_its_action_and_all_waits_lead_to_it(name, process):
-    for lowered, chance in cases(name):
+def test_a_frozen_rank_is_named_with_its_action_and_all_waits_lead_to_it(name, process, num_cases):
+    for lowered, chance in cases(name, num_cases):
         rank = chance.randrange(lowered.world_size)
         position = chance.randint(0, len(lowered.actions[rank]))
         action = [*lowered.actions[rank], OPT][position]
@@ -147,8 +152,8 @@ def messages(lowered):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_lost_message_is_named_with_its_sender_and_its_receiver(name):
-    for lowered, chance in cases(name, least_ranks=2):
+def test_a_lost_message_is_named_with_its_sender_and_its_receiver(name, num_cases):
+    for lowered, chance in cases(name, num_cases, least_ranks=2):
         sender, send = chance.choice(messages(lowered))
         execution = Execution(lowered, chance, lost=send).run()
         diagnosis = post_mortem(execution.seen(), lowered, execution.now + 10 * S)
@@ -165,8 +170,8 @@ def test_a_lost_message_is_named_with_its_sender_and_its_receiver(name):
         for name in SCHEDULES
     ],
 )
-def test_where_others_move_up_for_a_lost_message_its_sender_and_channel_are_named(name):
-    for lowered, chance in cases(name, least_ranks=2):
+def test_where_others_move_up_for_a_lost_message_its_sender_and_channel_are_named(name, num_cases):
+    for lowered, chance in cases(name, num_cases, least_ranks=2):
         sender, send = chance.choice(messages(lowered))
         execution = Execution(lowered, chance, lost=send, in_order=True).run()
         diagnosis = post_mortem(execution.seen(), lowered, execution.now + 10 * S)
