@@ -89,7 +89,3 @@ def test_panels_have_one_scale_that_holds_all_values(tab: Tab) -> None:
       return commonRange([panel([1, 4]), panel([3], 2)], "y");
     })()""")
     assert found == pytest.approx([0, 5.3])
-
-
-def test_no_chart_complains(tab: Tab) -> None:
-    assert tab.problems() == []

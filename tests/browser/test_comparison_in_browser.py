@@ -69,15 +69,3 @@ def test_less_and_more_are_on_the_sides_where_they_are_drawn(tabs: list[Tab]) ->
     assert tabs[0].evaluate("texts('.ends span')") == [
         "← slower", "faster →", "← less", "more →", "← less", "more →",
     ]  # fmt: skip
-
-
-def test_changes_are_sorted_by_their_size(tabs: list[Tab]) -> None:
-    changes = tabs[0].evaluate("""(() => {
-      const heads = all("#figures thead th");
-      const place = heads.findIndex((one) => one.textContent === "change");
-      heads[place].querySelector("button").click();
-      return all("#figures tbody tr").map((row) => Number(row.cells[place].dataset.number));
-    })()""")
-    assert isinstance(changes, list)
-    assert sorted(changes) in (changes, changes[::-1])
-    assert len(set(changes)) > 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
-from made_pages import NASTY, failure_pages
+from made_pages import failure_pages
 from screens import DESK, PHONE, keep, needs_browser
 
 pytestmark = needs_browser
@@ -62,12 +62,6 @@ def opened(request: pytest.FixtureRequest, browser: Browser, pages: tuple[Path, 
     })()""")
     keep(tab, f"{pages[number].stem}-{width}-{scheme}")
     return Opened(tab, pages[number])
-
-
-def test_a_failed_run_is_drawn_and_its_error_is_text(opened: Opened) -> None:
-    assert opened.tab.evaluate("isReady(div)")
-    assert NASTY in str(opened.tab.evaluate("document.body.innerText"))
-    assert opened.tab.evaluate("document.title") != "taken over"
 
 
 def test_what_was_never_finished_is_hatched_and_told_from_what_was(opened: Opened) -> None:

@@ -13,7 +13,6 @@ from screens import DESK, keep, needs_browser
 from ppbench.display.commands import from_anywhere
 
 pytestmark = needs_browser
-NARROW = 400
 LOOK = """
 const section = all("section[id^=series-]").find((one) => one.querySelector("[id$=change-0]"));
 const chart = section.querySelector(".chart");
@@ -41,11 +40,6 @@ def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
 @pytest.fixture(scope="module")
 def desk(browser: Browser, page: Path) -> Tab:
     return opened(browser, page, DESK, "light")
-
-
-@pytest.fixture(scope="module")
-def phone(browser: Browser, page: Path) -> Tab:
-    return opened(browser, page, NARROW, "dark")
 
 
 def click_on(tab: Tab, trace: str, number: int) -> None:
@@ -109,17 +103,6 @@ def test_the_mark_of_what_was_opened_is_there_in_another_scheme(desk: Tab) -> No
     assert desk.evaluate(f"until(() => {marks} === 1)")
 
 
-def test_levels_are_sorted_by_their_value(desk: Tab) -> None:
-    cases = desk.evaluate("""(() => {
-      const heads = all("#list thead th");
-      const place = heads.findIndex((one) => one.textContent === "level");
-      heads[place].querySelector("button").click();
-      return all("#list tbody tr").map((row) => Number(row.cells[place].dataset.number));
-    })()""")
-    assert isinstance(cases, list)
-    assert cases == sorted(cases, reverse=True)
-
-
 def test_the_command_is_copied_from_the_row(desk: Tab) -> None:
     desk.evaluate("""(() => {
       document.addEventListener("copy", () => { globalThis.copied = String(getSelection()); });
@@ -149,12 +132,3 @@ def test_the_list_leaves_the_series_that_are_looked_for(desk: Tab) -> None:
     assert desk.evaluate("document.getElementById('found').textContent") == "0 of 2 series"
     desk.evaluate(f"{look_for}('')")
     assert desk.evaluate("shownSections()") == 2
-
-
-def test_on_a_phone_in_the_dark_nothing_is_wider_than_the_screen(phone: Tab) -> None:
-    phone.evaluate("opener('change-0').click()")
-    assert phone.evaluate("until(() => isDrawn(timelines()))")
-    assert phone.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [NARROW] * 2
-    color = "getComputedStyle(chart.querySelector('.xtick text')).fill"
-    assert phone.evaluate(color) == "rgb(155, 162, 171)"
-    keep(phone, "history-phone-dark")

@@ -14,7 +14,6 @@ from screens import DESK, PHONE, keep, needs_browser
 
 from ppbench.config.case import Case
 from ppbench.report.pages.report import write_report
-from ppbench.report.pages.templates import write_index
 from ppbench.store import Store
 
 pytestmark = needs_browser
@@ -291,41 +290,4 @@ def test_the_search_leaves_rows_that_have_all_its_words_with_their_details_below
     ]  # fmt: skip
 
 
-def test_filters_are_folded_on_a_phone(desk: Tab, phone: Tab) -> None:
-    script = "document.querySelector('#filters > details').open"
-    assert (desk.evaluate(script), phone.evaluate(script)) == (True, False)
-
-
 # Paper
-
-
-def test_paper_is_white_as_wide_as_a_page_and_without_controls(phone: Tab) -> None:
-    phone.call("Emulation.setEmulatedMedia", media="print")
-    script = """(() => {
-      dispatchEvent(new Event("beforeprint"));
-      const ink = getComputedStyle(chart("throughput").querySelector(".ytitle")).fill;
-      const width = Math.round(chart("throughput").clientWidth / 96 * 25.4);
-      const widthOf = (div) => div.querySelector(".main-svg, .tl-plot").clientWidth;
-      const isFitting = all(".chart").filter(isSeen)
-        .every((div) => isDrawn(div) && widthOf(div) <= div.clientWidth + 1);
-      const controls = all("#filters .filters, #find, #clear, .opener, .copy")
-        .filter((node) => node.checkVisibility()).length;
-      const paper = getComputedStyle(document.body).backgroundColor;
-      return [ink, width, isFitting, controls, paper];
-    })()"""
-    shown = phone.evaluate(script)
-    keep(phone, "report-print")
-    phone.evaluate("dispatchEvent(new Event('afterprint'))")
-    dark = {"name": "prefers-color-scheme", "value": "dark"}
-    phone.call("Emulation.setEmulatedMedia", media="", features=[dark])
-    assert shown == ["rgb(74, 79, 85)", 182, True, 0, "rgb(255, 255, 255)"]
-
-
-def test_a_click_on_a_heading_of_the_index_sorts_it(browser: Browser, page: Path) -> None:
-    write_index(page.parent)
-    tab = Tab(browser, page.parent / "index.html", DESK)
-    script = """(() => {
-      document.querySelector("th button").click();
-      return document.querySelector("th").ariaSort + document.querySelector("td a").textContent;
-    })()"""
-    assert tab.evaluate(script) == "ascendingdemo"

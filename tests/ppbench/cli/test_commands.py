@@ -56,35 +56,11 @@ def failed(tmp_path):
     return tmp_path
 
 
-def test_a_failed_run_shows_first_how_it_failed_and_what_each_rank_was_doing(failed):
-    shown = output_of(runs.show, "last", failed, how=Format.table)
-    first, *lines = shown.splitlines()
-    assert first == (
-        "timeout: rank 1 is stopped (SIGSTOP or a debugger) in 1B0 of step 1, since "
-        "10.0 s; rank 0 waits for it"
-    )
-    cells = [line.split() for line in lines]
-    assert ["phase", "steps,", "step", "1"] in cells
-    assert ["rank", "process", "action", "waits", "for", "for", "(s)"] in cells
-    assert ["0", "alive", "0B0", "1B0", "of", "rank", "1", "10.010"] in cells
-    assert ["1", "stopped", "1B0", "10.000"] in cells
-    assert "rank 1: last lines of its log" in lines
-    assert ["attempt", "1"] in cells
-    assert not any(line.startswith((" last_actions", " error ")) for line in lines)
-
-
 def test_a_failed_run_without_a_record_shows_its_whole_error(failed):
     run_id = Store(failed).runs().iloc[0]["run_id"]
     shown = output_of(runs.show, run_id, failed, how=Format.table)
     assert shown.startswith(f"oom: {NASTY}\n\nline two\n")
     assert "```" in output_of(runs.show, run_id, failed, how=Format.markdown)
-
-
-def test_json_of_a_failed_run_holds_the_flight_of_its_ranks(failed):
-    told = json.loads(output_of(runs.show, "last", failed, how=Format.json))
-    assert [row["rank"] for row in told["flight"]] == [0, 1]
-    assert told["flight"][0]["waits_for_action"] == "1B0"
-    assert told["run"]["error_rank"] == 1
 
 
 def test_a_listing_tells_the_first_line_of_each_error(failed):
@@ -94,7 +70,3 @@ def test_a_listing_tells_the_first_line_of_each_error(failed):
     assert NASTY[:20] in listed
     (oom, _) = json.loads(output_of(runs.list_runs, [], None, failed, how=Format.json))["rows"]
     assert oom["error"].endswith("line two")  # programs get all of it
-
-
-def test_a_listing_without_failures_has_no_column_for_errors(results):
-    assert "error" not in output_of(runs.list_runs, [], None, results, how=Format.table)

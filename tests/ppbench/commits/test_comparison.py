@@ -105,27 +105,6 @@ def test_more_launches_are_advised_with_the_names_that_are_known(store):
     assert f" --run --results {store.folder}" in note
 
 
-def test_commits_whose_sweep_files_differ_are_told_what_measures_both(store):
-    add_launches(store, STEADY, BASE, CASE)
-    add_launches(store, STEADY, HEAD, replace(CASE, num_microbatches=16))
-    notes = compare(BASE[:8], HEAD[:8], results=store.folder).notes
-    command = f"ppbench compare {BASE[:8]} {HEAD[:8]} "
-    for side, name in (("base", "8 microbatches"), ("head", "16 microbatches")):
-        (note,) = [note for note in notes if note.startswith(f"only {side} has ")]
-        assert f"{name}: the nearest case of " in note
-        assert (
-            f"differs in microbatches too; measure both sides by one sweep file: {command}" in note
-        )
-
-
-def test_a_case_that_found_no_memory_says_that_sides_in_turns_are_there_at_once(store):
-    add_launches(store, STEADY, BASE, CASE)
-    add_launches(store, STEADY, HEAD, CASE, status="oom", error="no memory")
-    notes = compare(BASE[:8], HEAD[:8], results=store.folder).notes
-    (note,) = [note for note in notes if "5 launches failed at head, oom: no memory" in note]
-    assert note.endswith("; sides that take turns are in memory at once")
-
-
 def test_the_noise_of_other_launches_hides_a_change_that_is_smaller(store):
     add_launches(store, scattered(0.05), "0" * 40)
     add_launches(store, STEADY, BASE)
@@ -223,15 +202,6 @@ def test_what_moved_is_told_of_a_case_whose_step_changed(store):
         add_launches(store, STEADY[:1], HEAD, step_ns=ns, fingerprint="f1f2", launch=int(ns))
     assert [one.case_id for one in compared(store, "step_ns").changed()] == [CASE.case_id]
     assert compared(store, "bubble_fraction").changed() == []
-
-
-def test_sides_that_have_nothing_in_common_are_not_enough_data(store, monkeypatch, tmp_path):
-    add_launches(store, STEADY[:1], BASE)
-    add_launches(store, STEADY[:1], HEAD, fingerprint="other")
-    monkeypatch.chdir(tmp_path)
-    outcome = printed_by(store, BASE, HEAD)
-    assert outcome.exit_code == 3
-    assert "nothing to compare: no case was measured on both sides on the same" in outcome.text
 
 
 def test_what_was_measured_over_other_steps_replaces_nothing_and_is_a_line_of_its_own(store):

@@ -170,14 +170,6 @@ def test_what_was_not_measured_is_measured_by_the_check_itself(root, store):
     assert any(note.endswith(f"measure more with: {again}") for note in notes)
 
 
-def test_sides_of_different_machines_are_not_judged(root, store):
-    measure(store, root, "HEAD~1")
-    measure(store, root, "HEAD", slower(0.5), fingerprint="slow")
-    outcome = checked(store, base="HEAD~1")
-    assert outcome.exit_code == 3
-    assert "no case was measured on both sides on the same machine" in outcome.text
-
-
 def test_the_base_is_the_nearest_ancestor_that_was_measured(root, store):
     measure(store, root, "HEAD~2")
     measure(store, root, "HEAD")
@@ -258,18 +250,6 @@ def test_of_a_sweep_that_is_named_every_case_must_be_judged(root, store):
     assert missing() == (3, ["afab: measured with different settings"])
     measure(store, root, "HEAD~1", case=AFAB)
     assert missing() == (0, [])
-
-
-def test_a_case_of_the_sweep_that_head_did_not_measure_is_too_little(root, store):
-    for case in (CASE, AFAB):
-        measure(store, root, "HEAD~1", case=case)
-    measure(store, root, "HEAD")
-    # A failure on a machine that the base never used is none.
-    measure(store, root, "HEAD", [None], fingerprint="small", status="oom", error="too small")
-    assert checked(store).exit_code == 0
-    outcome = checked(store, sweep=Path("demo.toml"))
-    assert outcome.exit_code == 3
-    assert "not enough data: afab: not measured at head" in outcome.text
 
 
 def test_a_case_that_fails_on_both_sides_is_no_worse(root, store):

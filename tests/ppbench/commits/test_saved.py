@@ -106,13 +106,6 @@ def test_newer_launches_say_whether_it_holds(saved, shas, base, head, outcome, e
         assert values["changes"][0]["stated_verdict"] == "slower"
 
 
-def test_where_nothing_changed_that_is_what_holds(shas):
-    measure(shas, around(1000.0, 5), around(1001.0, 5), DAY_1)
-    compared(shas, "-o", str(FILE))
-    measure(shas, around(1000.0, 5), around(1000.0, 5), DAY_2)
-    assert checked().text.startswith("held: tokens/s of 1f1b, ")
-
-
 def test_each_of_several_cases_must_hold(shas):
     Path("sweep.toml").write_text(TWO_CASES)
     for at, slow in ((DAY_1, 900.0), (DAY_2, 1000.0)):

@@ -17,7 +17,7 @@ from tracked import (
 )
 
 from ppbench.commits.comparison import compare
-from ppbench.comparison.axes import find_axis, ordered
+from ppbench.comparison.axes import find_axis
 from ppbench.comparison.lines import Comparison
 from ppbench.display.changes import BY_AXIS, moved_sentences
 from ppbench.errors import UsageError
@@ -138,16 +138,6 @@ def test_of_an_edited_program_file_the_newest_content_is_compared(store):
     assert set(edits.axis_values) == {"", "0ld", "ne3"}
 
 
-def test_a_case_without_a_program_file_has_no_digest_in_its_name(store):
-    mine = replace(CASE, schedule="csv:mine.csv", program_digest="ne3")
-    for ranks in (2, 4):
-        add(store, replace(CASE, world_size=ranks))
-    add(store, mine)
-    result = across(store, "ranks")
-    assert pairs(result) == ["2 ranks -> 4 ranks"]
-    assert not any("digest" in text for text in (*result.notes, result.shared))
-
-
 def test_the_base_is_the_value_with_the_most_partners_then_the_smallest_or_first(store):
     for ranks in (4, 2, 8):
         add(store, replace(CASE, world_size=ranks))
@@ -193,12 +183,6 @@ def test_an_axis_has_every_name_of_its_setting():
     assert find_axis("microbatches") == "num_microbatches"
     assert find_axis("partition") == find_axis("model.partition") == "model_partition"
     assert find_axis("train.recompute") == find_axis("recompute") == "train_recompute"
-
-
-def test_numbers_and_truths_are_ordered_by_size_and_words_as_they_come():
-    assert ordered([8, 2, 4, 2]) == [2, 4, 8]
-    assert ordered([True, False]) == [False, True]
-    assert ordered(["b", "a", "b"]) == ["b", "a"]
 
 
 def test_a_single_value_is_refused_with_what_gives_two(store):
@@ -268,14 +252,6 @@ def test_a_note_says_what_is_compared_where_the_work_differs(store, axis, values
     for value in values:
         add(store, replace(CASE, **{find_axis(axis): value}))
     assert words in across(store, axis).notes[0]
-
-
-def test_threads_are_part_of_the_machine_and_still_an_axis(store):
-    for threads in (1, 2):
-        case = replace(CASE, launch_threads_per_rank=threads)
-        add(store, case, fingerprint=f"threads{threads}")
-    result = across(store, "threads_per_rank")
-    assert result.series()[0].fingerprint == "threads1 / threads2"
 
 
 def test_noise_of_both_cases_is_the_larger_one_and_of_one_is_none(store):

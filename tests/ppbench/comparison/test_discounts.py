@@ -71,14 +71,6 @@ def test_a_machine_that_slows_all_launches_of_one_side_makes_no_verdict(store):
     assert [launch.run_id for launch in line.discounted] == ids
 
 
-def test_memory_is_not_discounted_for_a_slow_machine(store):
-    with_a_slow_launch(store)
-    places = Places(store, store.folder)
-    base, head = (find_side(sha[:8], places) for sha in (BASE, HEAD))
-    (line,) = compare_sides(base, head, read_metrics(["peak_memory_bytes"])).lines
-    assert (line.change.num_head, line.discounted) == (5, ())
-
-
 def test_every_format_of_compare_names_the_discounted_launch(store):
     ids = with_a_slow_launch(store)
     how = {

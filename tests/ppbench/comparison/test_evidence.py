@@ -16,7 +16,6 @@ from ppbench.comparison.evidence import (
 from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes
 from ppbench.display.metrics import METRICS
-from ppbench.judge.estimates import Doubt
 from ppbench.judge.verdicts import Verdict
 from ppbench.report.pages.judgement import judge
 
@@ -91,16 +90,6 @@ def test_a_pair_has_the_verdict_of_a_report_where_ranks_are_a_choice_too():
             at = [plan.judgements[0].arms.index(ids[one]) for one in (place, other)]
             own, free = judgement.change(place, other), plan.judgements[0].change(*at)
             assert (free.verdict, free.p) == (own.verdict, pytest.approx(own.p))
-
-
-@pytest.mark.parametrize(("num", "is_open"), [(2, False), (3, True)])
-def test_a_caution_of_half_of_the_launches_forbids_a_verdict_in_both(tmp_path, num, is_open):
-    verdicts, found = said(tmp_path, rows_with(num))
-    assert verdicts == [line.change.verdict for line in found.lines]
-    assert [v is Verdict.open for v in verdicts] == [is_open, False, is_open]  # those of afab
-    assert (found.lines[0].change.doubt is Doubt.cautioned) == is_open
-    notes = [note for note in found.notes if "a caution that forbids a verdict" in note]
-    assert len(notes) == is_open
 
 
 def test_two_commits_have_no_verdict_that_a_caution_forbids(tmp_path):

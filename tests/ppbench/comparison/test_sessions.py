@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pandas as pd
 import pytest
-from tracked import CASE, STEADY, add_launches, slower, store_in
+from tracked import CASE, add_launches, slower, store_in
 
 from ppbench.comparison.sessions import (
     BREAK,
@@ -41,14 +40,6 @@ def test_launches_without_a_break_are_no_single_session_for_longer_than_half_a_d
     assert numbers == sorted(numbers)
     assert [numbers.count(number) for number in range(4)] == [7, 7, 7, 3]  # 12 hours, 2 apart
     assert timedelta(hours=2 * (7 - 1)) == LONGEST
-
-
-def test_the_order_in_which_launches_are_listed_does_not_matter():
-    moments = after(0, 0.5, 1, 8, 8.2, 40, 41)
-    known = dict(zip(moments, number_sessions(moments), strict=True))
-    for seed in range(20):
-        shuffled = random.Random(seed).sample(moments, len(moments))
-        assert number_sessions(shuffled) == [known[moment] for moment in shuffled]
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "Asia/Kolkata"])
@@ -88,10 +79,3 @@ def test_drift_and_noise_are_estimated_within_states_of_the_code(tmp_path, drift
     assert noise.freedom == 16  # four groups of five have a mean each
     assert noise_in(runs[:10], SPEED) is None
     assert noise_in(runs[:0], SPEED) is None
-
-
-def test_one_session_says_nothing_of_the_drift(tmp_path):
-    store = store_in(tmp_path)
-    add_launches(store, STEADY, "ba5e" * 10, CASE)
-    assert drift_in(store.runs(), SPEED) is None
-    assert drift_in(store.runs()[:0], SPEED) is None

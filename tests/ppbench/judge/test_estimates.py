@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
+from samples import sampled
 
 from ppbench.display.metrics import METRICS
 from ppbench.judge.estimates import combined, estimate, level_of, trimmed_mean
@@ -122,9 +123,13 @@ def test_launches_that_scatter_more_than_known_starts_are_judged_by_themselves()
 
 
 @pytest.mark.parametrize(
-    ("start", "turn", "slowed"), [(0.005, 0.03, 0.0), (0.03, 0.08, 0.0), (0.005, 0.03, 0.2)]
+    ("start", "turn", "slowed", "is_known"),
+    sampled(
+        (*kind, is_known)
+        for is_known in (True, False)
+        for kind in ((0.005, 0.03, 0.2), (0.005, 0.03, 0.0), (0.03, 0.08, 0.0))
+    ),
 )
-@pytest.mark.parametrize("is_known", [True, False])
 def test_intervals_hold_the_true_difference_in_95_percent(start, turn, slowed, is_known):
     draw, held = np.random.default_rng(9), []
     for _ in range(500):

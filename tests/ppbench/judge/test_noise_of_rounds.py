@@ -54,11 +54,6 @@ def test_its_interval_is_that_of_chi_square():
     assert (result.low, result.high) == pytest.approx(expected)
 
 
-def test_groups_of_one_launch_tell_nothing():
-    assert noise_of_launches(STEP, [[5.0], [1.0, 1.0, 1.0]]).noise == Noise(0.0, 2)
-    assert noise_of_launches(STEP, [[5.0], []]) is None
-
-
 @pytest.mark.parametrize("bad", [0.0, math.nan])
 def test_figures_without_a_logarithm_are_refused(bad):
     with pytest.raises(ValueError, match="expected finite figures above 0"):
@@ -145,11 +140,6 @@ def test_the_drift_is_that_of_the_analysis_of_variance():
 def test_sessions_that_agree_better_than_their_launches_have_no_drift():
     drift = drift_in([[0.99, 1.01], [1.01, 0.99], [0.99, 1.01]])
     assert drift == Noise(0.0, 2)
-
-
-@pytest.mark.parametrize("groups", [[], [[1.0, 1.1, 1.2]], [[1.0], [1.1], [1.2]], [[], [1.0, 1.1]]])
-def test_one_session_or_single_launches_tell_nothing(groups):
-    assert drift_in(groups) is None
 
 
 @pytest.mark.parametrize("drift", [0.01, 0.02])

@@ -329,20 +329,3 @@ def test_a_report_of_measured_cases_has_the_charts_that_it_can_fill(demo: Store)
     ]
     emulated = runs.assign(peak_memory_bytes=None, world_size=2)
     assert names_of(demo, emulated, ("schedule",)) == ["throughput", "bubble", "steps"]
-
-
-def test_where_only_schedules_differ_their_names_are_rows_however_long() -> None:
-    names = ["afab", "csv:some/where/deep/down/the/best_one.csv"]
-    runs = pd.DataFrame([run_row(n, Case(schedule=name)) for n, name in enumerate(names)])
-    figure = chart("throughput", runs, ("schedule",))
-    assert list(figure.layout.yaxis.ticktext) == ["afab", "…p/down/the/best_one.csv"]
-    assert figure.layout.yaxis.automargin
-    assert not any(bar.showlegend for bar in figure.data)
-
-
-def test_long_names_on_the_front_are_cut_so_that_their_settings_are_read() -> None:
-    long = replace(AFAB, schedule="csv:some/where/deep/down/the/best_one.csv")
-    runs = with_memory((long, 100.0, 100, ""), (replace(long, num_microbatches=4), 90.0, 50, ""))
-    runs = pd.concat([runs, with_memory((OTHER, 80.0, 80, ""))])
-    (front,) = (t for t in chart("pareto", runs, varying_axes(runs)).data if t.name == "front")
-    assert front.text[1] == "…p/down/the/best_one.csv, 8<br>microbatches"

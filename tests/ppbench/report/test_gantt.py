@@ -59,14 +59,6 @@ def test_the_waiting_part_of_a_transfer_is_a_lighter_bar_before_it_moves() -> No
     assert waiting.legendgroup == receive.legendgroup
 
 
-def test_what_is_posted_before_the_step_begins_waits_from_its_beginning() -> None:
-    early = spans()
-    early.loc[early["op"] == "RECV_F", "start_ns"] = 0
-    waiting = traces(drawn(early))["receive activations, waiting"]
-    assert (waiting.base[0], waiting.x[0]) == (0.0, 10.0)
-    assert "posted 15.000 ms before" in waiting.hovertext[0]
-
-
 def test_rank_0_is_on_top_and_transfers_lie_in_thin_lanes_below_compute() -> None:
     figure = drawn(spans())
     low, high = figure.layout.yaxis.range
@@ -92,13 +84,6 @@ def test_idle_time_has_a_bar_for_every_cause_and_says_what_it_waits_for() -> Non
     assert list(bars["idle: message"].x) == [2.0, 2.0]
     assert list(bars["idle: no work left"].base) == [34.0]
     assert "idle: host" not in bars
-
-
-def test_a_single_rank_without_transfers_is_drawn() -> None:
-    alone = spans()
-    alone = alone[(alone["rank"] == 0) & (alone["lane"] == "compute")]
-    names = {"forward", "backward", "optimizer", "idle: host", PATH}
-    assert set(traces(drawn(alone))) == names
 
 
 def test_each_further_stage_of_a_rank_is_drawn_in_a_lighter_colour() -> None:

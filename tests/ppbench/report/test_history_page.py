@@ -20,8 +20,6 @@ from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.report.charts.history import history_chart
 from ppbench.report.pages import history as page_of
 from ppbench.report.pages.history import HistoryPage, changes_of, changes_table, render_history
-from ppbench.report.pages.provenance import read_about
-from ppbench.report.pages.templates import render_index, write_page
 from ppbench.statistics.series import Launch, Point, Series
 
 TOKENS = METRICS["tokens_per_s"]
@@ -139,18 +137,6 @@ def test_the_page_says_what_changed_and_lists_every_series(html: str) -> None:
     assert html.count('<tr data-cases="series-') == 2
     assert ">changed</td>" in html
     assert ">one commit</td>" in html
-
-
-def test_the_index_lists_histories_by_themselves(
-    runs: Runs, page: HistoryPage, tmp_path: Path
-) -> None:
-    write_page(tmp_path / "h.html", render_history(runs.store, page))
-    about = read_about(tmp_path / "h.html")
-    assert about is not None
-    assert (about.kind, about.num_runs, about.num_cases) == ("history", 21, 2)
-    index = render_index(tmp_path)
-    assert "<h2>Over commits</h2>" in index
-    assert "tokens_per_s over commits" in index
 
 
 def series(

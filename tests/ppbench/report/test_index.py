@@ -6,15 +6,13 @@ import os
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from html_pages import Page
-from stored_runs import NASTY, run_row
+from stored_runs import NASTY
 
-from ppbench.config.case import Case
 from ppbench.console import print_notes
 from ppbench.display.document import Result
-from ppbench.report.pages.provenance import About, about_report, read_about
+from ppbench.report.pages.provenance import About
 from ppbench.report.pages.report import report_runs
 from ppbench.report.pages.templates import entries, render_index, write_index
 from ppbench.report.pages.templates import page as page_of
@@ -39,25 +37,6 @@ def test_reports_are_listed_newest_first_and_timelines_by_themselves(tmp_path: P
     index = Page(render_index(tmp_path))
     assert index.links() == ["./new.html", "./old.html", "./line.html"]
     assert index.cells[:6] == ["new", "new.html", "2026-02-01 00:00", "3", "7", "0"]
-
-
-def test_reports_of_one_title_are_told_apart(tmp_path: Path) -> None:
-    for name, num_runs, commit in (("a", 3, "abc"), ("b", 9, "def")):
-        page(tmp_path / f"{name}.html", num_cases=3, num_runs=num_runs, commit=commit)
-    cells = [text.strip() for text in Page(render_index(tmp_path)).cells]
-    rows = [cells[:8], cells[8:16]]
-    assert [[row[0], *row[3:5], row[7]] for row in rows] == [
-        ["demo", "3", "3", "abc"], ["demo", "3", "9", "def"],
-    ]  # fmt: skip
-
-
-def test_what_a_report_says_of_itself_is_read_from_its_top_alone(demo: Store) -> None:
-    runs = demo.runs()
-    about = about_report("demo", runs, "Decided. 1f1b is answer.")
-    assert (about.num_runs, about.num_cases, about.num_failures) == (7, 7, 1)
-    assert about.measured == "2026-01-01 00:00:00"
-    assert about.answer == "Decided. 1f1b is answer."
-    assert about.commit == "c0ffee"
 
 
 FOREIGN = [
@@ -89,14 +68,6 @@ def test_titles_errors_and_file_names_with_markup_are_text(tmp_path: Path) -> No
     assert index.links() == ["./a%20%3Cb%3E%26%22%27%20%C3%BC%3F%23.html"]
 
 
-def test_a_long_name_does_not_push_the_facts_out_of_reach(tmp_path: Path) -> None:
-    row = run_row(1, Case(), commit='"' * 10_000)
-    about = about_report('"ü' * 100_000, pd.DataFrame([row]), "")
-    path = page(tmp_path / "a.html", about)
-    assert read_about(path) == about
-    assert about.title.endswith("…")
-
-
 def test_an_index_is_rebuilt_from_what_is_there_and_is_the_same_bytes(tmp_path: Path) -> None:
     gone = page(tmp_path / "gone.html")
     page(tmp_path / "kept.html")
@@ -109,10 +80,6 @@ def test_an_index_is_rebuilt_from_what_is_there_and_is_the_same_bytes(tmp_path: 
     assert (tmp_path / "index.html").read_bytes() == before
     assert Page(before.decode()).links() == ["./kept.html"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "kept.html"]
-
-
-def test_an_empty_folder_has_an_index_that_says_so(tmp_path: Path) -> None:
-    assert "None yet" in render_index(tmp_path)
 
 
 def test_reports_and_timelines_enter_the_index_of_their_folder(demo: Store, tmp_path: Path) -> None:

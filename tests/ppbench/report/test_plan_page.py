@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from toy_plan import toy_page, toy_plan
@@ -12,7 +11,6 @@ from ppbench.planning.plan import Plan
 from ppbench.planning.words import sentences_of
 from ppbench.report.charts.frontier import Point, frontier
 from ppbench.report.pages.plan import PlanPage, document_of, render_plan
-from ppbench.report.pages.templates import render_index, write_page
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +52,3 @@ def test_the_front_rises_with_memory_and_leaves_out_what_is_beaten():
     assert len(spots) == len(points)
     assert all(0 <= float(place) <= 100 for spot in spots for place in spot)
     assert 'class="limit"' not in frontier(points[:1], None).html()
-
-
-def test_the_index_lists_plans_with_their_answer(page, plan, tmp_path: Path):
-    write_page(tmp_path / "plan.html", render_plan(page))
-    index = render_index(tmp_path)
-    assert "<h2>Plans</h2>" in index
-    assert sentences_of(plan)[0] in index

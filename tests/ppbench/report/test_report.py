@@ -22,17 +22,15 @@ from stored_runs import (
     store_with,
 )
 
-from engine.plan.action import Op
 from ppbench.analysis.collectives import collective_figures, collectives
 from ppbench.analysis.transfers import edges, messages
 from ppbench.config.case import Case
 from ppbench.display.cases import axis_text, varying_axes
-from ppbench.display.colors import OP_COLORS, ink_on
 from ppbench.display.units import held
 from ppbench.report.charts.canvas import Measured
 from ppbench.report.charts.throughput import throughput
 from ppbench.report.pages.report import render_report, write_report
-from ppbench.report.pages.tables import failures, flight_of, summary, value_text
+from ppbench.report.pages.tables import flight_of, summary, value_text
 from ppbench.report.pages.timeline import write_timeline
 from ppbench.report.scripts import library
 from ppbench.report.timeline.gantt import gantt
@@ -63,13 +61,6 @@ def page(html: str) -> Page:
 
 
 # Colours
-
-
-def test_every_op_has_its_own_colour_and_readable_ink() -> None:
-    assert set(OP_COLORS) == set(Op)
-    assert len(set(OP_COLORS.values())) == len(Op)
-    assert ink_on("#0072B2") == "#ffffff"
-    assert ink_on("#F0E442") == "#000000"
 
 
 def test_a_variable_length_is_a_word_in_every_label(tmp_path: Path) -> None:
@@ -122,12 +113,6 @@ def test_a_report_of_named_runs_advises_the_command_of_their_sweep(tmp_path: Pat
     command = "ppbench sweep quick --set device=emulated"
     write_sweep_note(store.folder, "s", "20260101T000000000-aa", "abc", command)
     assert wanted in render(store, command="ppbench report demo")
-
-
-def test_the_answer_without_a_single_success_says_so(demo: Store) -> None:
-    runs = demo.runs()
-    text = concluded(runs[runs["status"] == "oom"]).sentence.text
-    assert text == "Nothing to compare. No run succeeded; the errors are listed below."
 
 
 # The page
@@ -314,14 +299,6 @@ def test_what_ranks_left_behind_is_text(tmp_path: Path) -> None:
         (bar,) = [trace for trace in gantt([step]).data if trace.name == "stopped"]
         assert "&lt;b&gt;bold&lt;/b&gt;" in bar.hovertext[0]
         assert "&lt;b&gt;bold&lt;/b&gt;" in bar.text[0]
-
-
-def test_a_rank_is_named_where_the_error_does_not(tmp_path: Path) -> None:
-    rows = [run_row(1, Case(), status="error", error="no such file", error_rank=3)]
-    store = store_with(tmp_path, rows)
-    (failure,) = failures(store, store.runs(), (), {})
-    assert ", rank 3: no such file" in failure.html()
-    assert "Full error" not in failure.html()
 
 
 def test_held_is_told_in_shares_of_a_rank_however_many_stages_it_has():

@@ -14,7 +14,6 @@ from packed_columns import Bars, columns_of
 from stored_runs import (
     MS,
     SLOW,
-    rewrite,
     run_row,
     spans,
     store_failed,
@@ -199,14 +198,6 @@ def test_ranks_that_finished_nothing_are_drawn_by_their_open_actions_alone(tmp_p
     assert (waiting.begin[0], stopped.begin[0]) == (0, 10)
 
 
-def test_what_a_run_finished_is_drawn_even_if_no_rank_left_a_record(tmp_path) -> None:
-    store = failed_store(tmp_path)
-    (path,) = (tmp_path / "flight").glob("*.parquet")
-    path.unlink()
-    line = failed_line(store)
-    assert len(bars(line, "forward").begin) == 2
-
-
 def test_a_run_that_failed_stands_beside_one_that_did_not(tmp_path) -> None:
     store = failed_store(tmp_path)
     assert [title.split(" · ")[0] for title in titles(store)] == ["afab", "1f1b: timeout"]
@@ -216,21 +207,6 @@ def test_of_a_failed_run_only_the_last_actions_can_be_drawn(tmp_path) -> None:
     store = failed_store(tmp_path)
     with pytest.raises(UsageError, match=r"status is timeout; .* leave --step out"):
         timeline(store, [store.runs().iloc[-1]], ["1f1b"], choice="slowest")
-
-
-def test_a_title_tells_the_step_it_shows_and_not_the_run(tmp_path) -> None:
-    store = two_runs(tmp_path)
-    for _, run in store.runs().iterrows():
-        steps = pd.DataFrame(
-            {
-                "step": n,
-                "step_ns": n * MS,
-                "bubble_fraction": 0.1 * n,
-            }
-            for n in (1, 2, 3)
-        )
-        rewrite(store, run, {"steps": steps})
-    assert "3.0 ms · bubble 30.0 % · theory 11.1 %" in titles(store, choice="slowest")[0]
 
 
 @pytest.fixture(scope="module")
@@ -262,22 +238,6 @@ def test_idle_time_until_the_last_reduction_is_named(line_of_replicas) -> None:
     assert len(last.width) == 8
     (own,) = last.width[last.row == 0].round(6)
     assert own == 4.0  # of the slowest replica the bytes alone
-
-
-def test_several_runs_show_the_slowest_replica_of_each_alone(tmp_path) -> None:
-    store = store_of_replicas(tmp_path)
-    run = store.runs().iloc[0]
-    line = timeline(store, [run, run], ["a", "b"], choice="1")
-    assert not line.is_of_replicas
-    assert len(bars(line, "reduce gradients").begin) == 2 * 2
-
-
-def test_policies_of_one_schedule_share_a_figure(tmp_path) -> None:
-    cases = [Case(replicas=2, sharding_policy=policy) for policy in ("ddp", "zero3")]
-    store = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)])
-    _, (group,) = timelines(store, store.runs(), ("sharding_policy",))
-    words = [step["title"].split(" · ")[0] for step in group.timeline.packed.meta["steps"]]
-    assert words == ["sharding policy ddp", "sharding policy zero3"]
 
 
 @pytest.mark.parametrize(

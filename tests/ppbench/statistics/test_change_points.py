@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
+from samples import sampled
 
 from ppbench.judge.differences import group
 from ppbench.statistics.change_points import (
@@ -73,12 +74,6 @@ def test_commits_without_a_figure_may_be_left_out_if_the_others_are_numbered():
     assert (point.good, point.first, point.last, point.num_commits) == (2, 3, 3, 3)
 
 
-def test_figures_that_are_none_count_as_not_measured():
-    series = [[1.0], [1.0], [1.0], [math.nan], [1.2], [0.0, 1.2], [1.2]]
-    (point,) = change_points(series)
-    assert (point.good, point.first, point.last) == (2, 4, 4)
-
-
 def test_a_change_at_the_newest_commit_shows_with_two_launches_of_it():
     series = made(3, 41).tolist()
     newest = [1.05 * value for value in made(4, 1, 2)[0]]
@@ -127,12 +122,6 @@ def shared(seed, num_commits=60, num_launches=5, deviation=0.008):
 def test_luck_that_launches_of_a_commit_share_hardly_ever_alarms():
     series = [shared(seed, num_launches=3).tolist() for seed in range(100)]
     assert np.mean([bool(change_points(figures)) for figures in series]) <= 0.04
-
-
-def test_a_change_of_the_newest_commit_shows_at_once_where_no_luck_is_shared():
-    series = [stepped(seed, num_commits=41, num_launches=3) for seed in range(50)]
-    results = [[point.first for point in change_points(figures)] == [40] for figures in series]
-    assert np.mean(results) > 0.9
 
 
 def test_a_change_shows_with_its_second_commit_where_luck_is_shared():
@@ -195,7 +184,7 @@ def test_the_chances_of_a_cut_are_those_of_integrating_over_levels_and_spread():
 
 
 def test_the_range_holds_the_change_in_95_percent():
-    results = [change_points(stepped(seed, factor=1.02)) for seed in range(250)]
+    results = [change_points(stepped(seed, factor=1.02)) for seed in range(80)]
     held = [any(point.good < 40 <= point.last for point in points) for points in results]
     assert np.mean(held) > 0.95
     assert np.mean([point.num_commits - 1 for points in results for point in points]) < 5
@@ -203,7 +192,7 @@ def test_the_range_holds_the_change_in_95_percent():
 
 @pytest.mark.parametrize("num_commits", [10, 200])
 def test_series_without_a_change_hardly_ever_alarm(num_commits):
-    alarms = [bool(change_points(made(seed, num_commits).tolist())) for seed in range(100)]
+    alarms = [bool(change_points(made(seed, num_commits).tolist())) for seed in range(25)]
     assert np.mean(alarms) <= 0.04
 
 
@@ -236,7 +225,7 @@ def disturbed(series, share=0.1, seed=0):
 
 def test_a_change_is_found_among_disturbed_launches():
     found, close, alarms = [], [], []
-    for seed in range(60):
+    for seed in range(25):
         series = disturbed(made(seed, 80), seed=seed)
         alarms.append(bool(change_points(series.tolist(), slow_sign=1)))
         series[40:] *= 1.05
@@ -269,7 +258,7 @@ def test_a_figure_that_is_none_does_not_move_the_names_of_disturbed_launches():
 
 
 @pytest.mark.parametrize("num", [2, 3, 5])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sampled(range(4)))
 def test_a_commit_that_was_reverted_is_a_spike_and_the_later_change_is_found(seed, num):
     levels = np.array([1400.0] * 3 + [1080.0] + [1400.0] * 4 + [1171.0] * 4)
     series = levels[:, None] * made([seed, num], 12, num, 0.006)
@@ -282,7 +271,7 @@ def test_a_commit_that_was_reverted_is_a_spike_and_the_later_change_is_found(see
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 5])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", sampled(range(40), 3))
 def test_spikes_anywhere_hide_no_change_and_are_none(seed, num):
     draw = np.random.default_rng([seed, num, 3])
     at = int(draw.integers(6, 15))
@@ -299,7 +288,7 @@ def test_spikes_anywhere_hide_no_change_and_are_none(seed, num):
     assert alone == sorted(places)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", sampled(range(60), 8))
 def test_further_launches_hide_no_change_that_fewer_show(seed):
     draw = np.random.default_rng([seed, 9])
     num = int(draw.integers(5, 14))
@@ -337,9 +326,9 @@ def is_shared(groups, cuts=(), size=0.01):
 
 @pytest.mark.parametrize("nums", [[5] * 60, [3] * 20, [1, 2, 5] * 10])
 def test_shared_luck_is_seen_and_none_is_seen_where_there_is_none(nums):
-    seen = [is_shared(commits(seed, nums, 0.012)) for seed in range(50)]
+    seen = [is_shared(commits(seed, nums, 0.012)) for seed in range(20)]
     assert np.mean(seen) > 0.9
-    seen = [is_shared(commits(seed, nums, 0.0), size=0.0) for seed in range(200)]
+    seen = [is_shared(commits(seed, nums, 0.0), size=0.0) for seed in range(60)]
     assert np.mean(seen) < 0.05
 
 

@@ -171,5 +171,3 @@ def test_columns_and_the_newest_are_those_asked_for(store):
     assert list(store.runs(["run_id"], read("status=ok"), newest=3)["run_id"]) == list(
         every[every["status"] == "ok"]["run_id"][-3:]
     )
-
-
