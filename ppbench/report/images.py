@@ -98,10 +98,10 @@ def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
         raise UsageError(
             f"the browser failed to draw the picture: {message}; {_BROWSER_HINT}"
         ) from error
-    return _reproducible(picture)
+    return reproducible(picture)
 
 
-def _reproducible(picture: bytes) -> bytes:
+def reproducible(picture: bytes) -> bytes:
     """Remove what differs between two drawings: the ids of an SVG, the dates of a PDF."""
     if picture.startswith(b"%PDF"):
         return _PDF_DATE.sub(_EPOCH, picture)

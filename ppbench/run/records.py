@@ -243,7 +243,7 @@ def write_result(
     DisagreementError for a run whose losses are wrong.
     """
     case, store = planned.case, Store(Path(job.results))
-    finished = _finished(planned, result)
+    finished = finished_run(planned, result)
     if result.expected_loss is not None:
         check_first_loss(case, finished.first_loss, result.expected_loss)
         if status == "ok":
@@ -307,7 +307,7 @@ def write_result(
     return run
 
 
-def _finished(planned: PlannedRun, result: CaseResult) -> FinishedRun:
+def finished_run(planned: PlannedRun, result: CaseResult) -> FinishedRun:
     """Join the measurements of a case's ranks."""
     case, measure = planned.case, planned.measure
     ranks, warmup = result.ranks, result.warmup_step_ns

@@ -2,8 +2,11 @@
 
 import json
 
+import pytest
 from command import ppbench
 from transformers import GPT2Config, GPT2LMHeadModel
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
 
 SWEEP = """
 world_size = 2

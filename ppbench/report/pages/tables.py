@@ -41,7 +41,7 @@ data-caution="{{ caution.name }}">
 {% endif %}</details>"""
 _DIGITS = re.compile(r"[0-9]+")
 _SHORT = 40  # characters of a value in a filter; hovering shows it in full
-_SUMMARY = (
+SUMMARY = (
     "tokens_per_s",
     "interval",
     "step_ns",
@@ -54,14 +54,14 @@ _SUMMARY = (
     "energy_per_token_j",
     "last_loss",
 )
-_BUBBLES = (
+BUBBLES = (
     "bubble_fraction",
     "bubble_idle_over_ideal",
     "bubble_max_stage_span",
     "bubble_fraction_theory",
 )
 _INTERVAL = Field("95 %", meaning="interval of the median over the run's own steps", is_number=True)
-_PARTS = (
+PARTS = (
     "bubble_mean",
     *(f"bubble_{part}" for part in PART_NAMES),
     "mean_step_ns",
@@ -86,7 +86,7 @@ def summary(runs: pd.DataFrame, axes: Axes, details: Mapping[str, Detail]) -> Ta
         interval=runs.apply(interval, axis=1),
         cautions=runs["cautions"].fillna("").str.replace(",", ", "),
     )
-    figures = [name for name in _SUMMARY if runs[name].notna().any()]
+    figures = [name for name in SUMMARY if runs[name].notna().any()]
     table = _table("Runs", ["status", *figures, "cautions"], runs, axes)
     shown = [details.get(str(run)) for run in runs["run_id"]] if details else []
     return replace(table, details=shown, searched="runs")
@@ -94,7 +94,7 @@ def summary(runs: pd.DataFrame, axes: Axes, details: Mapping[str, Detail]) -> Ta
 
 def bubbles(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return the three definitions of the bubble side by side."""
-    return _table("Definitions of the bubble", _BUBBLES, runs, axes)
+    return _table("Definitions of the bubble", BUBBLES, runs, axes)
 
 
 def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
@@ -102,7 +102,7 @@ def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
     explained = runs[with_parts(runs)]
     mean_ns = explained["modelled_step_ns"] * (1 + explained["model_residual"])
     none = {f"bubble_{part}" for part in OF_REPLICAS} - set(explained.dropna(axis=1, how="all"))
-    names = [name for name in _PARTS if name not in none]
+    names = [name for name in PARTS if name not in none]
     return _table("Why ranks were idle", names, explained.assign(mean_step_ns=mean_ns), axes)
 
 

@@ -63,7 +63,7 @@ def close_open_runs(
         else:
             diagnosis = diagnose(
                 nodes,
-                _lowered(item.case, folder, begun.index),
+                lowered_of_launch(item.case, folder, begun.index),
                 begun.index,
                 item.measure.timeout_s,
                 replicas=item.case.replicas,
@@ -77,7 +77,7 @@ def close_open_runs(
     return events
 
 
-def _lowered(case: Case, folder: Path, index: int) -> Program | None:
+def lowered_of_launch(case: Case, folder: Path, index: int) -> Program | None:
     """Return None where the program cannot be built, or its file is gone or has changed."""
     try:
         check_file_unchanged(case)

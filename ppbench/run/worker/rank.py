@@ -231,14 +231,14 @@ def _work(
         for descriptor in spare:
             os.close(descriptor)
         with contextlib.suppress(OSError):  # no room: the log has it all the same
-            write_rank_error(local, dist.get_rank(), error, _status_of, f"{folder}/logs")
+            write_rank_error(local, dist.get_rank(), error, status_of, f"{folder}/logs")
         traceback.print_exception(error)
         sys.stderr.flush()
         # Tearing communicators down would wait for peers that wait for this rank.
         os._exit(GAVE_UP if isinstance(error, StoreError) else 1)
 
 
-def _status_of(error: BaseException, message: str) -> str:
+def status_of(error: BaseException, message: str) -> str:
     """Return the status of a run that this error, or one of its causes, has ended."""
     if isinstance(error, StoreError):
         return STORE_FAILED

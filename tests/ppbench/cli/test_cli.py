@@ -93,7 +93,7 @@ def test_a_sweep_that_is_started_again_runs_nothing_unless_told_to(swept):
     assert "2 of 2 runs are done already" in again.stderr
     assert len(Store(folder / "results").runs()) == before
     rerun = ("--rerun", "--no-report", "--only", "schedule=1f1b")
-    ppbench("sweep", "tiny.toml", *rerun, folder=folder)
+    assert recordings.ppbench(["sweep", "tiny.toml", *rerun], folder).exit_code == 0
     assert len(Store(folder / "results").runs()) == before + 1
 
 

@@ -121,7 +121,7 @@ def interrupted(script, folder, arguments, delay_s, number=signal.SIGINT):
 def test_ctrl_c_at_any_moment_ends_a_command_with_130_and_no_traceback(
     script, stored, tmp_path, is_thorough
 ):
-    rng, num = random.Random(19), 400 if is_thorough else 5
+    rng, num = random.Random(19), 400 if is_thorough else 3
     begun_s = time.monotonic()
     out = tmp_path / "whole.html"
     arguments = ("report", "--results", "results", "-o", str(out))
@@ -179,7 +179,7 @@ def test_ctrl_c_at_any_moment_of_a_sweep_keeps_what_is_done_and_leaves_no_proces
 ):
     (tmp_path / "short.toml").write_text(SWEEP)
     rng = random.Random(7)
-    for _ in range(30 if is_thorough else 2):
+    for _ in range(30 if is_thorough else 1):
         delay_s = rng.uniform(0.5, 8)
         code, stderr = interrupted(script, tmp_path, ("sweep", "short.toml"), delay_s)
         if code not in (0, 130) or not is_quiet(stderr):

@@ -43,9 +43,9 @@ LISTED = {
     "schedules list": schedules.COLUMNS,
     "simulate": simulate.COMPARED,
     "sweep": sweep.FIGURES,
-    "report": tables._SUMMARY,
-    "report, bubbles": tables._BUBBLES,
-    "report, parts": tables._PARTS,
+    "report": tables.SUMMARY,
+    "report, bubbles": tables.BUBBLES,
+    "report, parts": tables.PARTS,
 }
 
 

@@ -130,5 +130,5 @@ def test_a_file_without_a_name_is_refused(demo: Store, tmp_path: Path) -> None:
 def test_dates_of_a_pdf_are_settled() -> None:
     dated = b"%PDF-1.4 /CreationDate (D:20261121203830+00'00')/ModDate (D:20261121203831+00'00')"
     other = dated.replace(b"2026", b"2027")
-    assert images._reproducible(dated) == images._reproducible(other)
-    assert len(images._reproducible(dated)) == len(dated)
+    assert images.reproducible(dated) == images.reproducible(other)
+    assert len(images.reproducible(dated)) == len(dated)

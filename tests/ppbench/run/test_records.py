@@ -22,7 +22,7 @@ from ppbench.explanation import explain
 from ppbench.report.charts.levels import memory_over_time
 from ppbench.run.job import Attempt, Job, PlannedRun
 from ppbench.run.machine.placement import Place
-from ppbench.run.records import CaseResult, RankResult, _finished, rows_of, write_result
+from ppbench.run.records import CaseResult, RankResult, finished_run, rows_of, write_result
 from ppbench.store import Store
 
 NS_OF_STEP = 1000
@@ -191,7 +191,7 @@ def test_a_receive_that_nobody_waited_for_ends_before_it_was_taken(tmp_path):
             Case(schedule="afab", num_microbatches=1), Measure(warmup_steps=3, steps=1), 0, "key"
         )
         measured = dataclasses.replace(result, ranks=ranks)
-        found = rows_of(_finished(item, measured)).tables["spans"]
+        found = rows_of(finished_run(item, measured)).tables["spans"]
         ends = found[found["op"] == "RECV_B"].set_index("step")["end_ns"] + origin_ns
         assert dict(ends) == {4: end_ns, 5: 440}
 

@@ -78,7 +78,7 @@ def test_who_accounts_for_a_run_that_died_knows_its_program(swept, device):
     (file,) = (swept / "results" / "launches").glob("*/job.json")
     items = read_job(file).items
     index = next(n for n, item in enumerate(items) if item.case.case_id == run["case_id"])
-    lowered = open_runs._lowered(items[index].case, file.parent, index)
+    lowered = open_runs.lowered_of_launch(items[index].case, file.parent, index)
     assert lowered.has_transfers
     assert lowered.compute_only().actions == from_json(run["program"]).actions
 

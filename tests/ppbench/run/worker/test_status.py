@@ -7,7 +7,7 @@ from engine.run.p2p.channel import TransferError
 from engine.run.streams import TooManyEdgesError
 from ppbench.run.failures.evidence import PEER_LOST
 from ppbench.run.worker import rank
-from ppbench.run.worker.rank import _status_of
+from ppbench.run.worker.rank import status_of
 
 TWICE = """NCCL error in: NCCLUtils.cpp:94, invalid usage, NCCL version 2.27.5
 ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
@@ -16,7 +16,7 @@ Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"""
 
 
 def test_a_wrong_use_of_nccl_is_an_error_and_no_lost_peer():
-    assert _status_of(dist.DistBackendError(TWICE), TWICE) == "error"
+    assert status_of(dist.DistBackendError(TWICE), TWICE) == "error"
 
 
 @pytest.mark.parametrize(
@@ -31,20 +31,20 @@ def test_a_wrong_use_of_nccl_is_an_error_and_no_lost_peer():
     ],
 )
 def test_a_peer_that_is_gone_is_lost(error):
-    assert _status_of(error, str(error)) == PEER_LOST
+    assert status_of(error, str(error)) == PEER_LOST
 
 
 def test_a_case_that_needs_more_streams_than_there_are_is_invalid():
-    assert _status_of(TooManyEdgesError("a rank"), "a rank") == "invalid"
+    assert status_of(TooManyEdgesError("a rank"), "a rank") == "invalid"
 
 
 def test_memory_that_ran_out_is_named_also_as_the_cause_of_another_error():
-    assert _status_of(MemoryError(), "") == "oom"
+    assert status_of(MemoryError(), "") == "oom"
     error = RuntimeError("the layer failed")
     error.__cause__ = MemoryError()
-    assert _status_of(error, "the layer failed") == "oom"
-    assert _status_of(RuntimeError(), "can't allocate memory") == "oom"
-    assert _status_of(RuntimeError(), "") == "error"
+    assert status_of(error, "the layer failed") == "oom"
+    assert status_of(RuntimeError(), "can't allocate memory") == "oom"
+    assert status_of(RuntimeError(), "") == "error"
 
 
 def test_a_rank_that_waits_in_vain_names_those_that_are_missing(monkeypatch):
