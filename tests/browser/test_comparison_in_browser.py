@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from chromium import Browser, Tab
 from made_pages import comparison_page
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, needs_browser
 
 pytestmark = needs_browser
-SIZES = ((DESK, "light"), (1024, "dark"), (PHONE, "dark"))
+SIZES = ((DESK, "light"), (PHONE, "dark"))
 LOOK = """
 const middle = (node) => { const at = node.getBoundingClientRect(); return at.x + at.width / 2; };
 const strips = all(".forest tbody .interval");
@@ -32,10 +32,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tabs(browser: Browser, page: Path) -> list[Tab]:
-    opened = [Tab(browser, page, width, scheme, LOOK) for width, scheme in SIZES]
-    for tab, (width, scheme) in zip(opened, SIZES, strict=True):
-        keep(tab, f"comparison-{width}-{scheme}")
-    return opened
+    return [Tab(browser, page, width, scheme, LOOK) for width, scheme in SIZES]
 
 
 def test_faster_is_right_of_zero_and_slower_left_on_every_width(tabs: list[Tab]) -> None:

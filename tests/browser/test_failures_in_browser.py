@@ -1,7 +1,4 @@
-"""Failed runs in a real browser: drawn up to their end, explained by rank, text escaped.
-
-Pictures of the pages are kept where they are wanted; see `screens.py`.
-"""
+"""Failed runs in a real browser: drawn up to their end, explained by rank, text escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pathlib import Path
 import pytest
 from chromium import Browser, Tab
 from made_pages import failure_pages
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, needs_browser
 
 pytestmark = needs_browser
 OPEN = ("0B0", "1B0")
@@ -60,7 +57,6 @@ def opened(request: pytest.FixtureRequest, browser: Browser, pages: tuple[Path, 
       div.scrollIntoView();
       await until(() => isReady(div));
     })()""")
-    keep(tab, f"{pages[number].stem}-{width}-{scheme}")
     return Opened(tab, pages[number])
 
 

@@ -9,7 +9,7 @@ import gestures
 import pytest
 from chromium import Browser, Tab
 from made_pages import answered_page, simulated_run
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, needs_browser
 
 from ppbench.config.case import Case
 from ppbench.report.pages.report import write_report
@@ -43,7 +43,6 @@ def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Iterato
     width, scheme = request.param
     tab = Tab(browser, page, width, scheme, LOOK)
     tab.evaluate("drawAll()")
-    keep(tab, f"first-{width}-{scheme}")
     yield tab
     tab.close()
 
@@ -189,7 +188,6 @@ def test_an_answer_that_is_not_decided_says_so_first_and_what_to_do(
         page, store, store.runs(), title="mine", command="ppbench sweep s.toml", sweep_text=None
     )
     tab = Tab(browser, page, PHONE, "light", LOOK)
-    keep(tab, "first-not-decided")
     answer = str(tab.evaluate("document.querySelector('#answer .lead').textContent"))
     assert answer.startswith("Open. 1f1b measured")
     command = "ppbench sweep s.toml --rerun"

@@ -8,7 +8,7 @@ import pytest
 from chromium import Browser, Tab
 from gestures import click, key
 from made_pages import BAD, NASTY, history_page, sha
-from screens import DESK, keep, needs_browser
+from screens import DESK, needs_browser
 
 from ppbench.display.commands import from_anywhere
 
@@ -71,7 +71,6 @@ def test_a_click_on_a_change_shows_the_commit_the_command_and_both_timelines(des
     titles = desk.evaluate("texts('.tl-title', timelines())")
     assert any(title.startswith(sha(BAD - 1)[:9]) for title in titles)
     assert any(title.startswith(sha(BAD)[:9]) for title in titles)
-    keep(desk, "history-desk-light")
 
 
 def test_a_click_on_a_commit_opens_its_row_and_the_one_before_is_a_key_away(desk: Tab) -> None:

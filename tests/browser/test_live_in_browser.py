@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from chromium import Browser, Tab
 from processes import wait_until
-from screens import DESK, keep, needs_browser
+from screens import DESK, needs_browser
 from stored_runs import run_row, store_with
 
 from ppbench.config.case import Case
@@ -54,7 +54,6 @@ def test_an_open_page_shows_the_next_state_keeps_its_place_and_ends_with_the_swe
     shown = "document.getElementById('live')?.textContent ?? ''"
     until(tab, f"{shown}.startsWith('2 of 3 cases, running')")
     until(tab, "document.readyState === 'complete'")
-    keep(tab, "live-desk")
     box = "[...document.querySelectorAll('#filters input')].find((one) => one.value === 'afab')"
     tab.evaluate(f"{box}.click()")
     tab.evaluate("scrollTo(0, 400)")

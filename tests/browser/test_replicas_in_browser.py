@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, needs_browser
 from stored_runs import run_row
 
 from benchmarks.made_up_jobs import Shape, make
@@ -70,7 +70,6 @@ def tab(browser: Browser, page: Path, shape: Shape) -> Tab:
     width, scheme = (DESK, "light") if shape == FEW else (PHONE, "dark")
     opened = Tab(browser, page, width, scheme, LOOK)
     assert opened.evaluate("until(isReady)")
-    keep(opened, f"replicas-{shape.replicas}-{width}")
     return opened
 
 
@@ -103,7 +102,6 @@ def test_a_rank_of_all_replicas_has_a_row_for_each(tab, shape, slowest) -> None:
     tab.evaluate(f'choose("rank {last} of all replicas")')
     assert tab.evaluate("begins()") == list(range(shape.replicas))
     assert tab.evaluate("timeline.steps[0].ranks") == shape.replicas
-    keep(tab, f"replicas-{shape.replicas}-rank")
     tab.evaluate("timeline.measure({ start: 0, end: 5 })")
     table = tab.evaluate('document.querySelector(".tl-side table").innerText')
     assert table.startswith("replica")

@@ -1,7 +1,4 @@
-"""Pages in a real browser: they load without an error, draw their charts, react and fit.
-
-PPBENCH_SCREENSHOTS names a folder for pictures of them at both widths and schemes, and printed.
-"""
+"""Pages in a real browser: they load without an error, draw their charts, react and fit."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from pathlib import Path
 import pytest
 from chromium import Browser, Tab
 from made_pages import NASTY, demo_page, simulated_run
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, needs_browser
 
 from ppbench.config.case import Case
 from ppbench.report.pages.report import write_report
@@ -57,7 +54,6 @@ def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
     """The page as someone has it who has scrolled through it."""
     tab = Tab(browser, page, width, scheme, LOOK)
     tab.evaluate("drawAll()")
-    keep(tab, f"report-{width}-{scheme}")
     return tab
 
 

@@ -1,7 +1,4 @@
-"""Timelines in a real browser, steered with mouse, wheel, fingers and keys.
-
-Pictures of the pages are kept where they are wanted; see `screens.py`.
-"""
+"""Timelines in a real browser, steered with mouse, wheel, fingers and keys."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import pytest
 from chromium import Browser, Tab
 from gestures import SHIFT, Point, click, drag, key, touch, typed, wheel
 from made_pages import runs_with_plans, timeline_page
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, needs_browser
 from stored_runs import run_row, simulated_spans
 
 from ppbench import simulate
@@ -60,7 +57,6 @@ def opened(browser: Browser, page: Path, width: int, scheme: str = "light") -> T
     if width == PHONE:
         tab.call("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=2)
     assert tab.evaluate("until(() => div.timeline?.kinds && div.timeline.plane)")
-    keep(tab, f"{page.stem}-{width}-{scheme}")
     return tab
 
 
@@ -329,7 +325,6 @@ def test_a_click_pins_details_beside_the_plot_and_its_messages(tab: Tab) -> None
       [message.from, message.to].map(({ kind, n }) => actionOf(div.timeline.kinds[kind], n))))""")
     assert messages == [["0SEND_F1", "1RECV_F1"], ["1SEND_F1", "2RECV_F1"]]
     assert tab.evaluate("picture()") != before
-    keep(tab, f"timeline-pinned-{tab.evaluate('innerWidth')}")
     assert tab.evaluate(COVERED) == []
     if tab.evaluate("div.timeline.brief.checkVisibility()"):  # the details lie below the plot
         click(tab, centre(tab, "div.timeline.brief"))
@@ -359,7 +354,6 @@ def test_a_range_is_measured_with_the_busy_time_of_every_rank(tab: Tab, page: Pa
     assert float(row[1]) == pytest.approx(clipped.sum() / MS, abs=0.01)
     assert float(row[2]) == pytest.approx(end - start - clipped.sum() / MS, abs=0.01)
     assert f"Measured: {end - start:,.3f} ms" in tab.evaluate("div.timeline.side.innerText")
-    keep(tab, f"timeline-measured-{tab.evaluate('innerWidth')}")
     click(tab, centre(tab, "div.timeline.buttons.measure"))
     assert tab.evaluate("div.timeline.buttons.measure.ariaPressed") == "true"
     drag(tab, [place(tab, share) for share in (0.7, 0.75, 0.8)])
@@ -563,7 +557,6 @@ def test_zooming_in_shows_every_bar_and_double_click_the_overview_again(
         f"rank {first['rank']}, stage {first['stage']}",
         f"start {first['start_ns'] / MS:,.3f} ms",
     ]
-    keep(big, "overview-zoomed")
     click(big, place(big, 0.5, 20), count=2)
     assert shown(big, *view(big))[1].startswith("12,000 spans make ")
 
