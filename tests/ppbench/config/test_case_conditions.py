@@ -107,12 +107,6 @@ def test_a_selection_of_nothing_tells_what_there_is(planned, tmp_path):
         parse_only(["seq_len=200"], "cpu").select(many)
 
 
-def test_a_length_that_varies_has_no_order(tmp_path):
-    planned = read(tmp_path, '[grid]\nseq_len = [64, "variable"]').cases
-    (case,) = parse_only(["seq_len>=1"], "cpu").select(planned)
-    assert case[0].seq_len == 64
-
-
 @pytest.mark.parametrize(
     ("table", "left"),
     [
@@ -172,10 +166,6 @@ def test_commands_that_read_a_sweep_file_say_so(tmp_path, caplog, reads):
     path.write_text('[track.thresholds]\n"ranks>4" = "2%"\n')
     reads(path)
     assert caplog.messages == [f"note: {path}:2: world_size>4 matches no case"]
-
-
-def test_a_condition_on_what_the_command_line_sets_may_match_nothing(tmp_path):
-    assert read(tmp_path, GRID, "world_size=2").notes == ()
 
 
 @pytest.mark.parametrize(

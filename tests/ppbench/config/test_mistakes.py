@@ -140,14 +140,6 @@ def test_a_key_left_at_its_default_is_reported_where_it_is_asked_for(tmp_path):
     assert_refused(tmp_path, text, "3: num_microbatches", "combination world_size = 8")
 
 
-def test_emulating_without_times_shows_how_to_give_them(tmp_path):
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, "", "device=emulated")
-    _, _, example = str(caught.value).partition("emulated.F_ms is missing: ")
-    times = example.replace("--set ", "").split()
-    assert len(read(tmp_path, "", "device=emulated", *times).cases) == 1
-
-
 @pytest.mark.parametrize("kind", ["text", "files"])
 def test_a_folder_without_a_file_is_said_to_be_there(tmp_path, kind):
     (tmp_path / "empty").mkdir()

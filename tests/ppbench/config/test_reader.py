@@ -240,15 +240,6 @@ def test_a_folder_and_a_factory_are_models_by_their_names(tmp_path, answers):
     assert only_case(read(tmp_path, 'model.preset = "checkpoint"')) == sweep.cases[1][0]
 
 
-def test_split_points_may_be_one_value_or_an_axis(tmp_path, answers):
-    """They are candidates for stages, not their number."""
-    text = "model.split = 'trace'\nmodel.partition = 'parameters'\nworld_size = 4"
-    one = only_case(read(tmp_path, text, 'model.split_points=["blocks.2"]'))
-    assert one.model_split_points == ("blocks.2",)
-    several = read(tmp_path, text, 'model.split_points=[["blocks.2"], ["blocks.3"]]')
-    assert [c.model_split_points for c, _ in several.cases] == [("blocks.2",), ("blocks.3",)]
-
-
 def test_all_models_that_are_no_presets_are_looked_at_in_one_process(tmp_path, answers):
     text = "[grid]\nmodel.preset = ['llama-8m', 'a/b', 'c/d']\nschedule = ['afab', '1f1b']"
     assert len(read(tmp_path, text).cases) == 6

@@ -6,7 +6,6 @@ import pytest
 from sweep_files import read
 
 from ppbench.config.case import Case, Measure
-from ppbench.config.sweep import Track
 from ppbench.errors import SweepFileError
 
 TRACKED = """\
@@ -28,18 +27,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweeps" / "model").mkdir(parents=True)
     return tmp_path / "sweeps"
-
-
-def test_paths_are_relative_to_the_sweep_file(folder):
-    track = read(folder, TRACKED).track
-    assert track.repo == folder / "model"
-    assert track.setup == "make"
-
-
-def test_the_repository_is_the_one_around_the_sweep_file_unless_it_is_named(folder):
-    assert read(folder, 'schedule = "1f1b"').track == Track(folder)
-    elsewhere = read(folder, TRACKED, f"track.repo={folder.parent}")
-    assert elsewhere.track.repo == folder.parent
 
 
 def test_a_threshold_is_of_all_cases_or_of_those_that_meet_its_conditions(folder):

@@ -6,6 +6,7 @@ import random
 import sys
 
 import pytest
+from damage import damaged_bytes, damaged_text
 
 from engine.model.descriptions import CostRequest, Identity
 from engine.model.spec import ModelSpec
@@ -209,11 +210,8 @@ def test_a_damaged_file_never_gives_a_traceback(tmp_path, is_thorough):
     with pytest.raises(UsageError, match="cannot read the costs file"):
         read_costs_file(file)
     for _ in range(1000 if is_thorough else 30):
-        content = bytearray(FILE.encode())
-        for _ in range(numbers.randint(1, 4)):
-            at = numbers.randrange(len(content))
-            content[at : at + numbers.randint(0, 3)] = numbers.randbytes(numbers.randint(0, 2))
-        file.write_bytes(bytes(content))
+        text = damaged_text(FILE, numbers).encode("utf-8", "surrogatepass")
+        file.write_bytes(damaged_bytes(text, numbers) if numbers.random() < 0.5 else text)
         try:
             read_costs_file(file)
         except UsageError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command import printed
+from damage import damaged_bytes
 from samples import sampled
 from stored_runs import demo_store
 
@@ -58,26 +59,21 @@ def test_a_file_of_another_kind_is_named_and_the_last_run_is_the_last_readable(t
     assert len(problems) == 1
 
 
-def damage(draw: random.Random, folder: Path) -> tuple[Path, str]:
-    """Harm one file of a store as a disk or a hand may: cut it, flip a byte, or remove it."""
+def damage(draw: random.Random, folder: Path) -> Path:
+    """Harm one file of a store as a disk or a hand may: damage or remove it."""
     path = draw.choice(sorted(folder.glob("*/**/*.parquet")))
-    kind = draw.choice(["cut", "flipped", "flipped", "removed"])
-    content = bytearray(path.read_bytes())
-    if kind == "cut":
-        path.write_bytes(content[: draw.randrange(len(content))])
-    elif kind == "flipped":
-        content[draw.randrange(len(content))] ^= draw.randrange(1, 256)
-        path.write_bytes(content)
-    else:
+    if draw.random() < 0.25:
         path.unlink()
-    return path, kind
+    else:
+        path.write_bytes(damaged_bytes(path.read_bytes(), draw))
+    return path
 
 
-def check(draw: random.Random, whole: Path, folder: Path) -> str:
+def check(draw: random.Random, whole: Path, folder: Path) -> None:
     """Damage a copy of a store; every other run is still listed, shown and counted."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(whole, folder)
-    path, kind = damage(draw, folder)
+    path = damage(draw, folder)
     problems: list[str] = []
     store, every = Store(folder, problems.append), Store(whole).runs(["run_id"])["run_id"]
     asked = Store(folder, lambda _: None).query("SELECT max(COLUMNS(*)), count(*) FROM runs")[1][0]
@@ -92,7 +88,6 @@ def check(draw: random.Random, whole: Path, folder: Path) -> str:
     assert store.query("SELECT count(*) FROM runs")[1][0][0] >= len(left)
     assert all(str(path) in problem for problem in problems)
     assert len(problems) <= 1
-    return kind
 
 
 @pytest.mark.parametrize(
