@@ -18,6 +18,8 @@ from functools import cache
 from types import FunctionType
 from typing import Any, TypeVar
 
+from engine.packages import install_line
+
 Ints = MutableSequence[int]
 """An `array`; a list where numbers are too large for one."""
 Arrays = tuple[Ints, ...]
@@ -110,8 +112,9 @@ def _can_compile() -> bool:
         import numba
         from numba.np import linalg
     except ImportError as error:
-        text = "numba cannot be imported: large programs take some hundred times longer: %s"
-        logging.getLogger("engine").warning(text, error)
+        text = "numba cannot be imported, so that this large program takes a hundred times longer"
+        how = f"; install it with: {install_line('numba')}"
+        logging.getLogger("engine").warning("%s: %s%s", text, error, how)
         return False
     if getattr(numba.config, "DISABLE_JIT", False):
         return False

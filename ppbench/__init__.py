@@ -67,3 +67,20 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_PLACES})
+
+
+def _check_engine() -> None:
+    """Raise ImportError where another package hides the engine that came with this one."""
+    try:
+        from engine import packages  # noqa: F401
+    except ImportError as error:
+        import sys
+
+        found = getattr(sys.modules.get("engine"), "__file__", None) or "a folder without a package"
+        raise ImportError(
+            f"engine: Python finds {found} under this name, and not the package that came with "
+            f"{__path__[0]}; rename the other one, or start Python where it is not found first"
+        ) from error
+
+
+_check_engine()

@@ -13,7 +13,13 @@ Another package cannot replace a runtime of this table.
 from __future__ import annotations
 
 import importlib
+import platform
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from engine import packages
+from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -26,6 +32,25 @@ RUNTIMES: dict[str, str] = {
     "torch": "ppbench.run.runtimes.torch_pipelining:TorchRuntime",
     "single": "ppbench.run.runtimes.single:SingleRuntime",
 }
+
+
+def check_can_train() -> None:
+    """Raise UsageError, with the fix, where this system or its packages cannot train anything."""
+    if sys.platform != "linux":
+        raise UsageError(
+            f"measuring needs Linux, and this is {platform.system()}: stores that were made "
+            "elsewhere can be read here, by ls, show, explain, report, compare and query"
+        )
+    if (problem := packages.problem_of_torch()) is not None:
+        raise UsageError(problem)
+    ours = Path(packages.__file__).parent
+    for other in (Path("engine/__init__.py"), Path("engine.py")):  # ranks find it first
+        if other.is_file() and other.resolve().parent != ours.resolve():
+            raise UsageError(
+                f"{other}: hides the package engine that came with ppbench ({ours}) from the "
+                "ranks, which look in the working directory first; start in another folder, or "
+                "rename it"
+            )
 
 
 def is_known(name: str) -> bool:

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.model.local_files import local_files, why_no_file
+from engine.packages import missing
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -277,10 +278,7 @@ def _load(source: str, text_column: str, tokenizer: PreTrainedTokenizerBase | No
     try:
         import datasets
     except ImportError as error:
-        raise DataError(
-            f'data source "{source}" needs the datasets package; '
-            "install it with, in ppbench's folder: pip install -e '.[hf]'"
-        ) from error
+        raise DataError(missing("datasets", f'data source "{source}"')) from error
     datasets.disable_progress_bars()  # each rank would draw its own
     with _turn(source):
         dataset = datasets.load_dataset(**_load_arguments(source))

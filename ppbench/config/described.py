@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ppbench.errors import UsageError
+from ppbench.runtimes import check_can_train
 
 COMMAND = (sys.executable, "-m", "engine.describe")
 _NOISE = ("USDT:", "[W")  # what torch's profiler prints
@@ -23,6 +24,7 @@ def ask(
     Blocks until the process is over. Raises UsageError, which begins with `failure` and ends with
     the last note, if it dies.
     """
+    check_can_train()
     last = "no output"
     with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as answer:
         json.dump(request, asked)

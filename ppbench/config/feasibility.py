@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.local_files import LOCAL_KINDS, local_files, why_no_file
 from engine.model.partition import PartitionError, balance, partition_layers, totals_of
+from engine.packages import is_installed, missing
 from engine.plan.lower import Policy
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import (
@@ -98,9 +98,8 @@ def problems_of_settings(
     if kind in LOCAL_KINDS and is_of_this_tree and (why := look_at_files(case.data_source)[0]):
         yield Problem("data.source", f"{why} (relative to the working directory)")
     is_looked_for = is_of_this_tree or kind not in LOCAL_KINDS
-    if kind in ("files", "hf") and is_looked_for and find_spec("datasets") is None:
-        message = f"{kind} needs the datasets package; install it with, in ppbench's folder: "
-        yield Problem("data.source", message + "pip install -e '.[hf]'")
+    if kind in ("files", "hf") and is_looked_for and not is_installed("datasets"):
+        yield Problem("data.source", missing("datasets", kind))
 
 
 def _of_schedule(case: Case) -> Iterator[Problem]:

@@ -41,6 +41,7 @@ from engine.plan.spans import Span, lane_of
 from engine.run.alignment import SAME_CLOCK, align, measure_tie
 from engine.run.clock import Clock, Mark, clock_for
 from ppbench.errors import PpbenchError, UsageError, describe, first_line
+from ppbench.external.live import Callback, LiveCurve, callback_of
 from ppbench.external.members import Members, members_of
 from ppbench.external.record import RunMetadata, check_name, settings_from, write_run
 from ppbench.external.recording import RankRecording, join_recordings, place_of, rank_facts
@@ -64,10 +65,13 @@ class AttachRequest:
     results: Path
     optimizers: tuple[Any, ...]
     loss: Loss | None
+    every: int | None = None  # of a live curve
+    callback: Callback | None = None  # on the first rank
 
     @property
     def last(self) -> int:
-        return max(self.steps)
+        """The last step that the run has; -1 where no run is stored."""
+        return max(self.steps, default=-1)
 
 
 _schedules: WeakSet[Any] = WeakSet()
@@ -89,7 +93,11 @@ class Attachment:
         self._num_before = 0  # the number of calls before the first chosen one
         self._optimizer_step: int | None = None  # the chosen step whose optimizer may still run
         self._before = SAME_CLOCK
-        self._has_begun = self._is_over = False
+        self._has_begun, self._is_over = False, not request.steps  # of the run
+        self._live: LiveCurve | None = None
+        if request.every is not None:
+            tokens = request.metadata.tokens_per_step
+            self._live = LiveCurve(request.every, request.callback, members, tokens)
         self._hooks = contextlib.ExitStack()  # of the optimizers
         self._optimizer_starts: dict[int, Mark] = {}  # by the optimizer's id
         if schedule in _schedules:
@@ -141,10 +149,14 @@ class Attachment:
         self._release_optimizers()
         number, self._count = self._count, self._count + 1
         if self._has_begun and number > self._request.last:
-            self.close()
-        if number not in self._request.steps or self._is_over:
+            self._end_run()
+        is_chosen, is_due = number in self._request.steps and not self._is_over, False
+        if self._live is not None:
+            with self._guarded_live():
+                is_due = self._live.begins(number)
+        if not is_chosen and not is_due:
             return self._usual_step(*arguments, **named)
-        if not self._has_begun:
+        if is_chosen and not self._has_begun:
             self._has_begun, self._num_before = True, number
             with self._guarded():
                 self._members.meet("the first chosen step", "")
@@ -162,6 +174,11 @@ class Attachment:
                 recorded = self._instrument.end_step()
                 self._clock.end()
                 spans, early = recorded.read(self._clock, number)
+                if is_due and self._live is not None:
+                    with self._guarded_live():
+                        self._live.ended(number, recorded, spans)
+                if not is_chosen:
+                    return result
                 self._recording.spans += spans
                 self._recording.early |= {(number, *action) for action in early}
                 self._recording.row = recorded.row
@@ -174,8 +191,15 @@ class Attachment:
                     after = optimizer.register_step_post_hook(self._optimizer_ends)
                     self._hooks.callback(after.remove)
         if number == self._request.last and not self._request.optimizers:
-            self.close()
+            self._end_run()
         return result
+
+    def _end_run(self) -> None:
+        """Store the run; the schedule is restored unless a live curve goes on."""
+        if self._live is None:
+            self.close()
+        elif not self._is_over:
+            self._finish()
 
     @contextlib.contextmanager
     def _guarded(self) -> Any:
@@ -184,8 +208,22 @@ class Attachment:
             yield
         except Exception as error:
             self._recording.error = first_line(describe(error))
+            if self._is_over:  # no run will say so
+                self._end_live(error)
             with contextlib.suppress(Exception):
                 self._instrument.remove()
+
+    @contextlib.contextmanager
+    def _guarded_live(self) -> Any:
+        """End the live curve at an error, which may be its callback's; the run goes on."""
+        try:
+            yield
+        except Exception as error:
+            self._end_live(error)
+
+    def _end_live(self, error: Exception) -> None:
+        self._live = None
+        _warn(f"the live curve ends at step {self._count - 1}: {_text_of(error)}")
 
     def _note_loss(self, number: int, losses: Sequence[torch.Tensor] | None) -> None:
         """Note the loss that the script gives, or the mean over the schedule's microbatches."""
@@ -279,7 +317,10 @@ class Attachment:
 
     def _at_exit(self) -> None:
         """Store the run where only its last optimizer was awaited; else say what is missing."""
-        if self._has_begun and not self._is_over and self._count > self._request.last:
+        if self._is_over:  # there was a live curve alone, or the run is stored
+            self._detach()
+            return
+        if self._has_begun and self._count > self._request.last:
             self.close()
             if self._members.rank == 0 and self.run_id is None:
                 _warn("call close() at the end of the training: not all ranks wait at exit")
@@ -314,8 +355,10 @@ class _Inert(Attachment):
 
 def attach(
     schedule: Any,
-    steps: Iterable[int],
+    steps: Iterable[int] = (),
     *,
+    every: int | None = None,
+    to: Any = None,
     name: str = "attached",
     results: str | Path = "results",
     tokens_per_step: int | None = None,
@@ -337,6 +380,10 @@ def attach(
     `schedule.step(losses=...)`. `settings`: the known settings of the workload, by the sweep file's
     keys, `{"model.preset": "llama-8b", "seq_len": 8192}`.
 
+    `every` and `to` make a live curve: one step in every so many is recorded, and `to` on the
+    pipeline's first rank has its period, bubble, waiting and peak in flight, see
+    `ppbench.external.live`: a SummaryWriter, a run of W&B, or a function of step and metrics.
+
     Never raises: an error becomes an `AttachWarning`.
     """
     try:
@@ -355,6 +402,7 @@ def attach(
             check_writable(Path(results), "results=")
         metadata = RunMetadata(name, settings_from(settings or {}), tokens_per_step)
         request = _request(steps, metadata, Path(results), optimizer, loss)
+        request = _with_curve(request, every, to, is_first=members.rank == 0)
         attachment = Attachment(schedule, request, members)
     except Exception as error:
         members.give_up(f"rank {members.rank} could not attach: {_text_of(error)}")
@@ -388,20 +436,41 @@ def _request(
             raise UsageError(
                 f"optimizer={type(candidate).__name__}: expected a torch.optim.Optimizer or several"
             )
+    chosen, is_wrong = frozenset[int](), False
     try:
         chosen = frozenset(map(operator.index, steps))
     except TypeError:
-        chosen = frozenset()
-    if not chosen or min(chosen) < 0:
+        is_wrong = True
+    if is_wrong or min(chosen, default=0) < 0:
         raise UsageError(
             f"steps={steps}: expected numbers of steps from now on, such as range(10, 20)"
         )
     return AttachRequest(chosen, metadata, results, optimizers, loss)
 
 
+def _with_curve(request: AttachRequest, every: object, to: Any, *, is_first: bool) -> AttachRequest:
+    """Add what makes a live curve, where one is asked for. Raises UsageError."""
+    if every is None:
+        if to is not None:
+            raise UsageError("to= is given without every=: say how often, as in every=100")
+        if not request.steps:
+            raise UsageError("neither steps= nor every= is given: nothing would be recorded")
+        return request
+    if not isinstance(every, int) or isinstance(every, bool) or every < 2:
+        raise UsageError(f"every={every!r}: expected a number of steps above 1, such as 100")
+    if to is None and is_first:
+        raise UsageError(
+            "every= is given without to=: give a SummaryWriter, a run of W&B, or a function of a "
+            "step and its metrics"
+        )
+    callback = callback_of(to) if is_first else None
+    return dataclasses.replace(request, every=every, callback=callback)
+
+
 def _agree(members: Members, request: AttachRequest) -> None:
     """Raises UsageError if the members would wait at different points."""
     ours = f"steps={sorted(request.steps)}, {'an' if request.optimizers else 'no'} optimizer"
+    ours += f", every={request.every}" if request.every else ""
     first, *others = members.meet("attach()", ours)
     for rank, theirs in enumerate(others, 1):
         if theirs != first:

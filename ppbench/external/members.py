@@ -81,6 +81,20 @@ class Members:
             time.sleep(_POLL_S)
         return [self._store.get(key).decode() for key in keys]
 
+    def post(self, what: str, text: str) -> None:
+        """Leave a text where rank 0 finds it; `what` differs each time."""
+        self._store.set(f"{what}/{self.rank}", text)
+
+    def posted(self, what: str) -> list[str] | None:
+        """Take every member's text if all are there, which are then gone; does not wait."""
+        keys = [f"{what}/{rank}" for rank in range(len(self.ranks))]
+        if not self._store.check(keys):
+            return None
+        texts = [self._store.get(key).decode() for key in keys]
+        for key in keys:
+            self._store.delete_key(key)
+        return texts
+
     def give_up(self, reason: str) -> None:
         """Let every rank that waits now or later fail with `reason`. Never raises."""
         with contextlib.suppress(Exception):

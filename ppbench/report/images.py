@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from engine.packages import missing
 from ppbench.errors import UsageError
 from ppbench.report.scripts import library, script_json
 
@@ -77,10 +78,7 @@ def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
         import kaleido
         from kaleido import errors
     except ImportError as error:
-        raise UsageError(
-            "pictures need the package kaleido; install it with, in ppbench's folder: "
-            "pip install -e '.[images]', or write .html or .json"
-        ) from error
+        raise UsageError(f"{missing('kaleido', suffix)}, or write .html or .json") from error
     scale = size.scale if suffix == ".png" else 1
     options = {"format": suffix[1:], "width": width, "height": height, "scale": scale}
     # It logs every message that it does not understand, which is harmless.

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.packages import missing
 from ppbench.config.case import Slurm, Supervision, settings_in
 from ppbench.config.sweep import Sweep
 from ppbench.console import note
@@ -173,8 +174,7 @@ class SlurmJob:
             from submitit import SlurmExecutor
         except ModuleNotFoundError:
             raise UsageError(
-                "--launcher slurm needs submitit; install it with, in ppbench's "
-                "folder: pip install -e '.[slurm]', or use "
+                f"{missing('submitit', '--launcher slurm')}, or use "
                 "--launcher torchrun inside a job of your own"
             ) from None
 

@@ -18,6 +18,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from engine.packages import is_installed, missing
 from ppbench.run.machine.counters import cpu_groups, quota_of_cores
 from ppbench.run.machine.gpus import open_gpus
 from ppbench.run.machine.inputs import sources_of
@@ -25,6 +26,8 @@ from ppbench.runtimes import entry_of
 
 ON_GPUS = ("cuda", "xpu")
 """Devices of a case that are GPUs; ROCm's are `cuda`, as torch calls them."""
+_DRIVER = Path("/dev/nvidiactl")
+"""There while NVIDIA's driver is loaded."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,14 @@ def default_device() -> str:
     """Return the device that `device = "auto"` means here."""
     environment = read_environment()
     return "cuda" if environment.gpus and environment.cuda else "cpu"
+
+
+def why_gpus_are_not_seen() -> str | None:
+    """Why GPUs of NVIDIA that have a driver here cannot be used; None where that is not so."""
+    has_driver = _DRIVER.exists() and read_environment().cuda is not None
+    if has_driver and not is_installed("pynvml"):
+        return missing("pynvml", f"{_DRIVER}: measuring on GPUs of NVIDIA")
+    return None
 
 
 def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:

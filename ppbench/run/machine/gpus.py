@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.packages import missing
 from ppbench.run.machine.counters import By, Figure, Reading
 
 SLICE, WHOLE = "MIG-", "GPU-"
@@ -123,7 +124,9 @@ class NvidiaGpus:
     """The GPUs that this process may use, or others by their UUIDs; and their counters."""
 
     def __init__(self, nvml: Any, setting: str | None = None) -> None:
-        """Open the driver; `nvml` is the module pynvml. Without GPUs, `absent` has the reason.
+        """Open the driver; `nvml` is the module pynvml, None where it is not installed.
+
+        Without GPUs, `absent` has the reason.
 
         `setting` stands for the environment's `CUDA_VISIBLE_DEVICES`.
         """
@@ -134,6 +137,9 @@ class NvidiaGpus:
         self.devices: list[Device] = []
         self.absent = ""
         setting = os.environ.get("CUDA_VISIBLE_DEVICES") if setting is None else setting
+        if nvml is None:
+            self.absent = missing("pynvml", "reading GPUs of NVIDIA")
+            return
         try:
             nvml.nvmlInit()
             count = nvml.nvmlDeviceGetCount()
@@ -223,8 +229,10 @@ class NvidiaGpus:
 
 
 def open_gpus() -> NvidiaGpus:
-    import pynvml
-
+    try:
+        import pynvml
+    except ImportError:
+        return NvidiaGpus(None)
     return NvidiaGpus(pynvml)
 
 

@@ -44,11 +44,12 @@ from ppbench.run.machine.environment import (
     fingerprint_here,
     read_environment,
     runtime_code,
+    why_gpus_are_not_seen,
 )
 from ppbench.run.machine.inputs import hashes_of_text, identity_of_model
 from ppbench.run.machine.measuring_code import ROOT, SOLVING, code_hash
 from ppbench.run.sweep.open_runs import close_abandoned, prune_launches
-from ppbench.runtimes import ENGINE
+from ppbench.runtimes import ENGINE, check_can_train
 from ppbench.store import Store, new_run_id, newest_of, write_sweep_note
 
 EACH_COMMIT = "PPBENCH_EACH_COMMIT"
@@ -247,8 +248,14 @@ def _rerun_note(store: Store, sweep_id: str) -> Path:
 
 
 def check_devices(sweep: Sweep) -> None:
-    """Raise UsageError when a case needs a device that this machine lacks, or cannot measure on."""
+    """Raise UsageError when a case needs a device that this machine lacks, or cannot measure on.
+
+    GPUs that are here and cannot be seen are one, too: `device = "auto"` would mean the CPU.
+    """
+    check_can_train()
     environment = read_environment()
+    if (problem := why_gpus_are_not_seen()) is not None:
+        raise UsageError(problem)
     if all(case.device not in ON_GPUS for case, _ in sweep.cases):
         return
     if (problem := device_variables.refused(os.environ)) is not None:
