@@ -63,6 +63,7 @@ def from_name(spec: ModelSpec) -> Model:
             )
         except (ValueError, ImportError) as error:
             raise ModelError(f'"{spec.name}": {_first_sentence(error)}') from error
+        model.config.dtype = spec.torch_dtype  # which older releases leave unset
         return model
 
     def build() -> PreTrainedModel:
