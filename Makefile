@@ -7,7 +7,7 @@ COMPILED := .venv/.compiled
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: what they import is compiled once
 
-.PHONY: demo docs compiled test test-all lint format bench gpu faults clean
+.PHONY: demo docs compiled test test-all lint format bench gpu faults dist matrix clean
 
 demo: $(RUNNABLE)  ## AFAB against 1F1B on a real transformer, with a report
 	$(BIN)/ppbench sweep sweeps/1f1b_vs_afab.toml
@@ -42,6 +42,13 @@ gpu: $(INSTALLED)  ## what only a GPU can prove, in ten minutes: benchmarks/gpu.
 
 faults: $(INSTALLED)  ## kills sweeps at random, and checks that no work is lost
 	$(BIN)/python -m benchmarks.faults --kills 50
+
+dist: $(INSTALLED)  ## the wheels of ppbench-torch and ppbench-reader, and the sdist: build/dist
+	$(BIN)/python -m hatchling build -d $(CURDIR)/build/dist
+	cd packaging/reader && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/build/dist
+
+matrix: $(INSTALLED)  ## the oldest and newest of all that it may be installed with: docs/reference/versions.md
+	$(BIN)/python packaging/matrix.py
 
 clean:
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -2,7 +2,7 @@
 
     make matrix                                      # all rows, each in a fresh environment
     python packaging/matrix.py --only oldest         # some of them
-    python packaging/matrix.py --keep FOLDER         # the environments stay there, and are used again
+    python packaging/matrix.py --keep FOLDER         # the environments stay there, for later
 
 Each row installs the wheel, runs a first sweep with its report in an empty folder, and then those
 tests that depend most on other packages. docs/reference/versions.md has the table; a cell is the
@@ -102,7 +102,12 @@ def tried(row: Row, folder: Path, wheel: Path) -> list[str]:
             own = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": ""}
             print("$", *command, file=output, flush=True)
             done = subprocess.run(
-                command, cwd=where, stdout=output, stderr=output, env={**os.environ, **own}
+                command,
+                cwd=where,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **own},
+                check=False,
             )
             return done.returncode == 0
 

@@ -13,6 +13,8 @@ import typer
 import yaml
 from command import python
 
+import ppbench
+from engine.packages import DISTRIBUTION
 from ppbench.cli.app import app
 
 FOLDER = Path(__file__).parents[1] / "docs" / "ci"
@@ -51,13 +53,12 @@ def test_results_are_kept_whatever_the_gate_says():
     assert job["cache"]["paths"] == ["results/"]
 
 
-def test_ppbench_is_installed_from_its_repository():
-    """Its name on PyPI belongs to another project."""
+def test_a_fixed_version_is_installed_under_its_name():
     run = [step["run"] for step in STEPS if "pip install" in step.get("run", "")]
     job = [line for line in GITLAB["performance"]["script"] if "pip install" in line]
     assert run == job
     assert "--index-url https://download.pytorch.org/whl/cpu" in run[0]
-    assert 'pip install "ppbench @ git+' in run[1]
+    assert run[1] == f"pip install {DISTRIBUTION}=={ppbench.__version__}"
 
 
 def test_they_check_the_sweep_file_of_the_page():
@@ -84,7 +85,7 @@ def test_no_page_or_message_installs_by_the_bare_name():
     root = FOLDER.parents[1]
     files = [root / "README.md", *FOLDER.parent.rglob("*.md"), *FOLDER.glob("*.yml")]
     files += [path for room in ("ppbench", "engine") for path in (root / room).rglob("*.py")]
-    bare = re.compile(r"pip install ['\"]?ppbench(?! @)")
+    bare = re.compile(r"pip install ['\"]?ppbench(?!-torch)")
     assert [str(path) for path in files if bare.search(path.read_text())] == []
 
 

@@ -187,6 +187,32 @@ def watched_and_profiled(group, folder: Path) -> SimpleNamespace:
 
 
 @on_two_of_four
+def with_curve(group, folder: Path) -> SimpleNamespace:
+    """Every second step is handed on; the fourth is stored as a run as well."""
+    script, handed = Script(group, 2), []
+    before = script.attributes()
+    with warnings.catch_warnings(record=True, action="always") as told:
+        attachment = ppbench.attach(
+            script.schedule,
+            [4],
+            every=2,
+            to=lambda step, metrics: handed.append((step, metrics)),
+            results=folder,
+            tokens_per_step=64,
+        )
+        for _ in range(10):
+            script.step()
+            dist.barrier(group)  # what all ranks have posted is there when the next step begins
+        attachment.close()
+    return SimpleNamespace(
+        run_id=attachment.run_id,
+        handed=handed,
+        changed=same_objects(before, script.attributes()),
+        warnings=ours(told),
+    )
+
+
+@on_two_of_four
 def our_error(group, folder: Path, where: str) -> SimpleNamespace:
     """Something of ours fails on rank 1 in the middle of a watched step, or a hook of ours does."""
     script = Script(group, 2)
@@ -318,7 +344,32 @@ def _other_torch(script, _rank, options):
     return [attachment]
 
 
+def _failing_callback(script, _rank, options):
+    """The curve ends, and the run is stored."""
+
+    def fail(step, _metrics):
+        raise ZeroDivisionError(f"step {step}")
+
+    attachment = ppbench.attach(script.schedule, [5], every=2, to=fail, **options)
+    for _ in range(6):
+        script.step()
+        dist.barrier(script.stages[0].group)
+    return [attachment]
+
+
+def _curve(script, options, **wanted):
+    attachment = ppbench.attach(script.schedule, **options, **wanted)
+    script.step()
+    return [attachment]
+
+
 MISTAKES = {
+    "failing callback": _failing_callback,
+    "no board": lambda script, _, options: _curve(script, options, every=2),
+    "no such board": lambda script, _, options: _curve(script, options, every=2, to="tensorboard"),
+    "every step": lambda script, _, options: _curve(script, options, every=1, to=print),
+    "not how often": lambda script, _, options: _curve(script, options, steps=[0], to=print),
+    "nothing": lambda script, _, options: _curve(script, options),
     "no folder": _no_folder,
     "twice": _twice,
     "different steps": lambda script, rank, options: _one_step(script, [rank], options),

@@ -9,9 +9,10 @@ import torch
 from command import python
 from repositories import commit, make_repository
 
-from engine.plan.action import COMPUTE_OPS
+from engine.plan.action import COMPUTE_OPS, RECV_OPS
 from engine.plan.program import from_json
 from engine.plan.schedules.registry import build_program
+from ppbench.external.live import callback_of
 from ppbench.external.recording import source_of
 from ppbench.external.traces import import_traces
 from ppbench.store import Store
@@ -185,6 +186,48 @@ def test_members_talk_and_ping_without_the_scripts_groups(ranks):
         assert sent <= received <= answered <= returned
 
 
+def test_a_live_curve_has_the_figures_of_the_stored_step(ranks, tmp_path):
+    first, second = ranks.run(4, attached.with_curve, tmp_path)[:2]
+    assert [step for step, _ in first.handed] == [2, 4, 6, 8]
+    assert second.handed == []
+    assert first.changed == second.changed == []
+    assert first.warnings == second.warnings == []
+    store = Store(tmp_path)
+    spans = store.table("spans", [first.run_id])
+    spans = spans.assign(time_ns=spans["end_ns"] - spans["start_ns"])
+    windows = spans.groupby("rank").agg(begin=("start_ns", "min"), end=("end_ns", "max"))
+    time_ns = 2 * (windows["end"] - windows["begin"]).max()
+    by_op = spans.groupby("op")["time_ns"].sum()
+    _, metrics = first.handed[1]
+    computed = by_op[[op for op in by_op.index if op in {each.value for each in COMPUTE_OPS}]].sum()
+    waited = by_op[[op for op in by_op.index if op in {each.value for each in RECV_OPS}]].sum()
+    assert metrics["bubble_fraction"] == pytest.approx(1 - computed / time_ns, abs=0.01)
+    assert metrics["waiting_fraction"] == pytest.approx(waited / time_ns, abs=0.01)
+    held = store.table("ranks", [first.run_id])["peak_held_microbatches"]
+    assert metrics["in_flight_peak"] == held.max()
+    assert metrics["tokens_per_s"] == pytest.approx(64 / metrics["period_s"])
+
+
+def test_a_curve_is_drawn_by_tensorboard_wandb_and_any_function():
+    got = []
+
+    class Writer:
+        def add_scalar(self, *values):
+            got.append(values)
+
+    class Run:
+        def log(self, values, step):
+            got.append((values, step))
+
+    for to in (Writer(), Run(), lambda *values: got.append(values)):
+        callback_of(to)(7, {"period_s": 0.5})
+    assert got == [
+        ("pipeline/period_s", 0.5, 7),
+        ({"pipeline/period_s": 0.5}, 7),
+        (7, {"period_s": 0.5}),
+    ]
+
+
 def test_after_an_exception_of_the_script_nothing_is_left(ranks, tmp_path):
     assert ranks.run(2, attached.interrupted, tmp_path / "results") == [[], []]
     assert not (tmp_path / "results" / "runs").exists()
@@ -217,6 +260,12 @@ def test_an_error_of_ours_in_a_watched_step_ends_the_watching_only(ranks, tmp_pa
         ("never closed", [None, None], [True]),
         ("closed half way", [None, None], [True]),
         ("no optimizer", ["optimizer=str: expected a torch.optim.Optimizer"] * 2, [False]),
+        ("failing callback", ["curve ends at step 3: ZeroDivisionError: step 2", None], [True]),
+        ("no board", ["every= is given without to="] * 2, [False]),
+        ("no such board", ["to=str: expected a SummaryWriter"] * 2, [False]),
+        ("every step", ["every=1: expected a number of steps above 1"] * 2, [False]),
+        ("not how often", ["to= is given without every="] * 2, [False]),
+        ("nothing", ["neither steps= nor every= is given"] * 2, [False]),
         ("no schedule", ["str has no stages; expected a schedule"] * 2, [False]),
         ("other torch", ["has no _wait_batch_p2p, which recording needs"] * 2, [False]),
         ("no loss", ["the loss of step 0 is not known: ZeroDivisionError"] * 2, [True]),
