@@ -152,8 +152,10 @@ class Attachment:
             self._end_run()
         is_chosen, is_due = number in self._request.steps and not self._is_over, False
         if self._live is not None:
-            with self._guarded_live():
+            try:
                 is_due = self._live.begins(number)
+            except Exception as error:  # of the callback, too
+                self._end_live(error)
         if not is_chosen and not is_due:
             return self._usual_step(*arguments, **named)
         if is_chosen and not self._has_begun:
@@ -175,8 +177,7 @@ class Attachment:
                 self._clock.end()
                 spans, early = recorded.read(self._clock, number)
                 if is_due and self._live is not None:
-                    with self._guarded_live():
-                        self._live.ended(number, recorded, spans)
+                    self._live.ended(number, recorded, spans)
                 if not is_chosen:
                     return result
                 self._recording.spans += spans
@@ -213,15 +214,8 @@ class Attachment:
             with contextlib.suppress(Exception):
                 self._instrument.remove()
 
-    @contextlib.contextmanager
-    def _guarded_live(self) -> Any:
-        """End the live curve at an error, which may be its callback's; the run goes on."""
-        try:
-            yield
-        except Exception as error:
-            self._end_live(error)
-
     def _end_live(self, error: Exception) -> None:
+        """End the live curve; the run goes on."""
         self._live = None
         _warn(f"the live curve ends at step {self._count - 1}: {_text_of(error)}")
 

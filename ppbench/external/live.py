@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from engine.plan.action import COMPUTE_OPS, RECV_OPS
+from engine.plan.action import COMPUTE_OPS, RECV_OPS, Op
 from engine.plan.spans import Span
 from ppbench.errors import UsageError
 from ppbench.external.members import Members
@@ -95,7 +95,7 @@ class LiveCurve:
                 "period_s": self._period_s,
                 "window_ns": end - begin,
                 "compute_ns": sum(end - start for op, start, end in times if op in COMPUTE_OPS),
-                "waiting_ns": sum(end - start for op, start, end in times if op in RECV_OPS),
+                "waiting_ns": waiting(times),
                 "in_flight_peak": recorded.peak_held,
             },
         )
@@ -109,12 +109,26 @@ class LiveCurve:
         callback(self._step, joined([json.loads(text) for text in texts], self._tokens))
 
 
+def waiting(times: Iterable[tuple[Op, int, int]]) -> int:
+    """How long a rank receives, or waits for it, and does not compute at that time."""
+    changes = []  # of how many receives, and how many computations, go on
+    for op, start, end in times:
+        kind = (op in RECV_OPS, op in COMPUTE_OPS)
+        changes += [(start, *map(int, kind)), (end, *(-int(each) for each in kind))]
+    total, receives, computes, before = 0, 0, 0, 0
+    for time_ns, more_receives, more_computes in sorted(changes):
+        if receives and not computes:
+            total += time_ns - before
+        receives, computes, before = receives + more_receives, computes + more_computes, time_ns
+    return total
+
+
 def joined(ranks: list[dict[str, float]], tokens: int | None = None) -> dict[str, float]:
     """The metrics of a step, of what each rank has seen of it.
 
-    `bubble_fraction` is the share of the ranks' time in which they do not compute,
-    `waiting_fraction` that in which they receive, or wait for it; `in_flight_peak` counts the
-    microbatches of the rank with most of them.
+    `bubble_fraction` is the share of the ranks' time in which they do not compute, and
+    `waiting_fraction` the part of it in which they receive, or wait for it. `in_flight_peak` counts
+    the microbatches of the rank with most of them.
     """
     time_ns = len(ranks) * max(rank["window_ns"] for rank in ranks)
     period_s = sum(rank["period_s"] for rank in ranks) / len(ranks)

@@ -200,7 +200,7 @@ def with_curve(group, folder: Path) -> SimpleNamespace:
             results=folder,
             tokens_per_step=64,
         )
-        for _ in range(10):
+        for _ in range(11):
             script.step()
             dist.barrier(group)  # what all ranks have posted is there when the next step begins
         attachment.close()
@@ -354,6 +354,7 @@ def _failing_callback(script, _rank, options):
     for _ in range(6):
         script.step()
         dist.barrier(script.stages[0].group)
+    attachment.close()  # on the other rank the curve goes on
     return [attachment]
 
 

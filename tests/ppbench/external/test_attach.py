@@ -9,10 +9,10 @@ import torch
 from command import python
 from repositories import commit, make_repository
 
-from engine.plan.action import COMPUTE_OPS, RECV_OPS
+from engine.plan.action import COMPUTE_OPS, Op
 from engine.plan.program import from_json
 from engine.plan.schedules.registry import build_program
-from ppbench.external.live import callback_of
+from ppbench.external.live import callback_of, waiting
 from ppbench.external.recording import source_of
 from ppbench.external.traces import import_traces
 from ppbench.store import Store
@@ -200,12 +200,19 @@ def test_a_live_curve_has_the_figures_of_the_stored_step(ranks, tmp_path):
     by_op = spans.groupby("op")["time_ns"].sum()
     _, metrics = first.handed[1]
     computed = by_op[[op for op in by_op.index if op in {each.value for each in COMPUTE_OPS}]].sum()
-    waited = by_op[[op for op in by_op.index if op in {each.value for each in RECV_OPS}]].sum()
     assert metrics["bubble_fraction"] == pytest.approx(1 - computed / time_ns, abs=0.01)
-    assert metrics["waiting_fraction"] == pytest.approx(waited / time_ns, abs=0.01)
+    assert 0 < metrics["waiting_fraction"] <= metrics["bubble_fraction"] < 1
     held = store.table("ranks", [first.run_id])["peak_held_microbatches"]
     assert metrics["in_flight_peak"] == held.max()
     assert metrics["tokens_per_s"] == pytest.approx(64 / metrics["period_s"])
+
+
+def test_a_rank_waits_where_it_receives_and_does_not_compute():
+    times = [
+        (Op.RECV_F, 0, 10), (Op.F, 10, 20), (Op.RECV_F, 15, 30), (Op.RECV_B, 25, 40),
+        (Op.F, 30, 35), (Op.SEND_F, 35, 60), (Op.B, 45, 50),
+    ]  # fmt: skip
+    assert waiting(times) == 10 + 10 + 5
 
 
 def test_a_curve_is_drawn_by_tensorboard_wandb_and_any_function():
@@ -260,7 +267,7 @@ def test_an_error_of_ours_in_a_watched_step_ends_the_watching_only(ranks, tmp_pa
         ("never closed", [None, None], [True]),
         ("closed half way", [None, None], [True]),
         ("no optimizer", ["optimizer=str: expected a torch.optim.Optimizer"] * 2, [False]),
-        ("failing callback", ["curve ends at step 3: ZeroDivisionError: step 2", None], [True]),
+        ("failing callback", ["the live curve ends at step", None], [True]),
         ("no board", ["every= is given without to="] * 2, [False]),
         ("no such board", ["to=str: expected a SummaryWriter"] * 2, [False]),
         ("every step", ["every=1: expected a number of steps above 1"] * 2, [False]),
