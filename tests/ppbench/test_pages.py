@@ -80,6 +80,9 @@ ELSEWHERE = (
     ". .venv",
     "pip install torch ",
     "pip install -e",
+    "pip install ppbench-torch",
+    "pip install torchtitan triton ppbench-torch",
+    "torchrun --nproc-per-node 2 packaging/torchtitan_cpu.py",
     "torchrun --nproc-per-node 2 train.py",
 )
 """What needs other machines or the network, or is run by tests/test_docs.py."""
@@ -92,7 +95,7 @@ FUNCTIONS = {
 INSUFFICIENT = "compare --across"
 """What ends with 3 in `swept`, which has one launch of each case."""
 _RUN_ID = re.compile(r"\b\d{8}T\d{9}-[0-9a-f]{6}\b|\bRUN\b")
-_EXTRA = re.compile(r"pip install -e '\.\[(\w+)\]'")
+_EXTRA = re.compile(r"pip install (?:-e )?'(?:\.|ppbench-torch)\[(\w+)\]'")
 _PICTURE = re.compile(r"\.png\b")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()

@@ -198,7 +198,7 @@ def test_what_a_source_does_not_have_is_answered_with_what_there_is(sources):
 
 def test_without_the_datasets_package_the_extra_is_named(monkeypatch, sources):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install -e '\.\[hf\]'"):
+    with pytest.raises(DataError, match=r"pip install 'ppbench-torch\[hf\]'"):
         open_tokens(sources["json"], None)
 
 

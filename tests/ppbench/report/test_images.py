@@ -107,7 +107,7 @@ def test_what_is_missing_is_named_with_the_way_to_install_it(
     demo: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "kaleido", None)
-    with pytest.raises(UsageError, match=r"pip install -e '\.\[images\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'ppbench-torch\[images\]'"):
         write(demo, tmp_path / "a.png")
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
