@@ -1,11 +1,9 @@
 """Made-up stores: of a nightly sweep over many commits, and of pairs that commands judge.
 
 A nightly store has a few hundred cases, each measured many times. A store of pairs has 2 to 4
-schedules, in one or two settings (other work, another number of microbatches or ranks), at two
-commits, with 1 to 8 launches each. Launches were made in turns or alone, in one session or two,
-some are disturbed, missing or carry a caution. Schedules are equally fast or not, and the second
-commit is as fast as the first or slower. In some of them the launches have a budget, or launches of
-an earlier commit tell of their noise.
+schedules in one or two settings, at two commits, with 1 to 8 launches each, made in turns or alone,
+in one session or two; some are disturbed, missing or carry a caution. Schedules are equally fast or
+not, and so are commits. Some have a budget, or launches of an earlier commit that tell of noise.
 """
 
 from __future__ import annotations
