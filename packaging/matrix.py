@@ -112,7 +112,8 @@ def tried(row: Row, folder: Path, wheel: Path) -> list[str]:
             return done.returncode == 0
 
         outcome = "not installed"
-        if run([*pip, *constraint, *wanted], ROOT):
+        again = [*pip, "--force-reinstall", "--no-deps", str(wheel)]  # of the same version
+        if run([*pip, *constraint, *wanted], ROOT) and run(again, ROOT):
             outcome = "first sweep fails"
             with tempfile.TemporaryDirectory() as empty:
                 if all(run(["sh", "-c", command], Path(empty)) for command in FIRST_SWEEP):
