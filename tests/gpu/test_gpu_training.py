@@ -123,6 +123,7 @@ def test_a_step_is_taken_apart_into_what_its_memory_is_for(device: torch.device)
     trainer.step(0)
     use = trainer.measure_memory(1)
     trainer.close()
+    assert use is not None
     assert sum(vars(use.at_peak).values()) == use.peak_bytes
     assert (use.reserved_bytes is None) == (device.type == "cpu")
     assert use.reserved_bytes is None or use.peak_bytes <= use.reserved_bytes
