@@ -20,7 +20,7 @@ from engine.plan.collectives import CollectivePolicy, DataParallel
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.messages import Edge, edge_of
 from engine.plan.program import Program
-from engine.plan.schedules.registry import build_program
+from engine.plan.schedules.registry import ScheduleError, build_program
 from engine.run import device as devices
 from engine.run.issue_limit import DEFAULT_ISSUE_AHEAD
 from engine.run.optimizer import OptimizerSpec
@@ -86,6 +86,13 @@ def program_of(config: TrainerConfig) -> Program:
 
     Raises ScheduleError or ProgramError.
     """
+    asked = config.world_size, config.data.num_microbatches
+    own = config.program
+    if own is not None and (own.placement.world_size, own.num_microbatches) != asked:
+        raise ScheduleError(
+            f"the program has {own.placement.world_size} ranks and {own.num_microbatches} "
+            f"microbatches; the configuration asks for {asked[0]} and {asked[1]}"
+        )
     program = config.program or build_program(
         config.schedule,
         config.world_size,

@@ -136,6 +136,8 @@ def _explain(error: Exception, rank: int) -> int:
     who, words = f"error: rank {rank}", str(error).partition("\n")[0]
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in words:
         say(f"{who}: {words}; try a smaller --microbatch-size, --recompute or more ranks")
+    elif isinstance(error, TransferError) and "; " in words:  # it says what to do
+        say(f"{who}: {words}")
     elif isinstance(error, TransferError | dist.DistError) or "gloo/transport" in words:
         where = words.partition("[")[0].rstrip(": ") or "working together"
         say(f"{who}: {where}: another rank has died; its own error says why")
@@ -173,7 +175,14 @@ def prepare(
             raise OptionError(f"--device: {error}, or auto") from None
     config = configuration(options, launch.world_size)
     program_of(config)
-    data_of(config, model_of(config, device), tokenizer_of(config), device).close()
+    model = model_of(config, device)
+    has_end = options.lr_schedule != "cosine" or options.lr_decay_steps or not options.max_tokens
+    if model.task.vocab_size is None and not has_end:
+        raise OptionError(
+            "the cosine has no end: how many tokens a batch of the factory has is not known; give "
+            "--lr-decay-steps"
+        )
+    data_of(config, model, tokenizer_of(config), device).close()
     source = None if options.save is None else checkpoints.latest(options.save)
     if options.resume not in (None, "latest"):
         source = checkpoints.find(Path(options.resume))
@@ -200,6 +209,7 @@ def train(launch: Launch) -> None:
     from engine.run.clock import clock_for
     from engine.run.heap import keep_freed_memory
     from engine.run.p2p.fabric import Fabric
+    from engine.run.recording import Recording
     from engine.run.shards import Sharded, check_views
     from engine.trainer import ModelStages, Trainer, agree
 
@@ -266,7 +276,7 @@ def train(launch: Launch) -> None:
     try:
         while not is_over():
             started = time.perf_counter()
-            result = trainer.step(step)
+            result = trainer.step(step, Recording.off)
             seconds = time.perf_counter() - started
             step, tokens = step + 1, tokens + result.num_tokens
             if log is not None:

@@ -253,9 +253,16 @@ def _add_product(parameter: Tensor, a: Tensor, b: Tensor) -> None:
 
 def _add(parameter: Tensor, term: Tensor) -> None:
     if parameter.grad is None:
-        parameter.grad = term.to(parameter.dtype)
+        parameter.grad = laid_out_as(parameter, term.to(parameter.dtype))
     else:
         parameter.grad.add_(term)
+
+
+def laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient with the parameter's strides, as autograd gives it and fused kernels need it."""
+    if parameter.is_contiguous():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def _address(tensor: Tensor) -> int:

@@ -62,7 +62,8 @@ def build_optimizer(
     if not parameters:
         return None
     rate = spec.learning_rate
-    is_fused = not any(parameter.is_complex() for parameter in parameters)  # which torch cannot
+    # Fused kernels take no complex numbers, and walk memory whatever its strides are.
+    is_fused = all(p.is_contiguous() and not p.is_complex() for p in parameters)
     if spec.name == "adamw":
         decay = spec.weight_decay
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=is_fused)

@@ -40,6 +40,7 @@ from engine.plan.action import Action, Op
 from engine.plan.collectives import CollectivePolicy, Zero1, Zero2, most_unsharded
 from engine.plan.sharded_bytes import BUCKET_BYTES, BucketBytes, SharedBytes
 from engine.run import device as devices
+from engine.run.backward import laid_out_as
 from engine.run.collective_lane import CollectiveLane, Job
 from engine.run.p2p.channel import Transfer
 
@@ -233,7 +234,7 @@ class Bucket:
             else:
                 continue
             if index in self._used or was_used(found):
-                holder.grad = found.view(holder.shape)
+                holder.grad = laid_out_as(holder, found.view(holder.shape))
 
     @torch.no_grad()
     def gathered(self, of: Callable[[nn.Parameter], Tensor | None]) -> list[Tensor | None]:

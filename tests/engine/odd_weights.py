@@ -79,6 +79,17 @@ def viewed():
     return twice(Viewed)
 
 
+def transposed():
+    """Its weights lie in memory by columns."""
+
+    def make():
+        own = mixer()
+        own.weight = nn.Parameter(own.weight.detach().t().contiguous().t())
+        return own
+
+    return twice(make)
+
+
 def assigned():
     return twice(lambda: Of(give_other_data, inner=mixer()))
 

@@ -335,10 +335,14 @@ def assert_as_unsplit(
         assert any(not tensor.equal(initial[name]) for name, tensor in state.items())
 
 
-def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The dictionaries of all ranks as one. A shared weight must be equal wherever it is."""
+def merged(parts: list[dict[str, Any]], shared: dict[str, str] | None = None) -> dict[str, Any]:
+    """The dictionaries of all ranks as one. A shared weight must be equal wherever it is.
+
+    `shared`: name of a shared weight on its other owner -> its name in the unsplit model.
+    """
     whole: dict[str, Any] = {}
-    for name, tensor in ((n, t) for part in parts for n, t in part.items()):
+    for own, tensor in ((n, t) for part in parts for n, t in part.items()):
+        name = (shared or {}).get(own, own)
         if whole.get(name) is not None:
             assert tensor is None or torch.equal(tensor, whole[name]), f"{name} differs"
         whole[name] = tensor

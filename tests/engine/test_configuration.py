@@ -10,6 +10,7 @@ from engine.plan.collectives import Zero3
 from engine.plan.lower import Policy
 from engine.plan.program import from_csv
 from engine.plan.rules import ProgramError
+from engine.plan.schedules.registry import ScheduleError, build_program
 from engine.run.clock import HostClock
 from engine.run.p2p.fabric import Fabric
 
@@ -19,6 +20,13 @@ def test_collectives_of_a_file_that_the_sharding_does_not_allow_are_refused():
     settings = config("1f1b", 1, 1, program=program, replicas=2, sharding=Zero3())
     with pytest.raises(ProgramError, match="position 0"):
         lowered_of(settings)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(2, 4), (1, 2)])
+def test_a_program_of_other_ranks_or_microbatches_is_refused(num_ranks, num_microbatches):
+    program = build_program("1f1b", num_ranks, num_microbatches)
+    with pytest.raises(ScheduleError, match=f"has {num_ranks} ranks and {num_microbatches} micro"):
+        lowered_of(config("1f1b", 1, 4, program=program))
 
 
 def test_a_policy_may_be_given_by_its_name():

@@ -592,7 +592,7 @@ def held_bytes_of(trainer):
 
 ODD = (
     *("viewed", "assigned", "scaled", "swapped", "called", "growing", "differentiating"),
-    *("normalised", "hooked_when_accumulated", "hooked_gradients"),
+    *("normalised", "hooked_when_accumulated", "hooked_gradients", "transposed"),
 )
 ODD_POLICIES = (None, DataParallel(), Zero1(), Zero2(), Zero3())
 ODD_CASES = list(itertools.product(ODD, ODD_POLICIES, ("1f1b", "zb_h1", "zbv"), (False, True)))

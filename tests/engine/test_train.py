@@ -14,6 +14,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import models
 import pytest
@@ -22,6 +23,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 from transformers import Qwen2ForCausalLM
 
+from engine.train import prepare
 from engine.train_options import OptionError, configuration, read_options
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -252,6 +254,14 @@ def test_stages_that_are_recomputed_are_listed(words, value):
 def test_options_that_cannot_be_are_refused(words, problem):
     with pytest.raises(OptionError, match=problem):
         configuration(read_options(words), 1)
+
+
+def test_a_cosine_over_tokens_needs_to_know_how_many_a_batch_has():
+    words = ["--model", "own_models:vit", "--lr-schedule", "cosine", "--max-tokens", "1000"]
+    launch = SimpleNamespace(world_size=1, local_rank=0)
+    with pytest.raises(OptionError, match=r"tokens a batch of the factory has .* --lr-decay-steps"):
+        prepare([*words, "--device", "cpu"], launch)
+    prepare([*words, "--device", "cpu", "--lr-decay-steps", "5"], launch)
 
 
 def test_help_names_its_groups():

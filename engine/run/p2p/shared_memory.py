@@ -134,8 +134,10 @@ class MemoryChannel:
         start_ns = _now_ns()
         slot = self._map.find(b"\0", 0, self._num_slots)
         assert slot >= 0, "more messages are on their way than a step has microbatches"
-        self._map[slot], at = 1, self._first + slot * self._slot_bytes
         message = tuple(TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        if self._header_bytes + sum(map(_room_of, message)) > self._slot_bytes:
+            raise TransferError(f"{action}: more than the longest microbatch sends; none may")
+        self._map[slot], at = 1, self._first + slot * self._slot_bytes
         for view, tensor in zip(self._views(at, message), tensors, strict=True):
             view.copy_(tensor)
         sizes = [size for tensor in tensors for size in tensor.shape]
@@ -204,8 +206,8 @@ class MemoryChannel:
             with contextlib.suppress(BlockingIOError):
                 return os.read(self._pipe, _NUMBER_BYTES)
         if not self._poll.poll(60_000 * _PATIENCE_MINUTES):
-            words = f"nothing came in {_PATIENCE_MINUTES} minutes"
-            raise TransferError(f"receive from rank {self._peer}: {words}")
+            waited = f"nothing in {_PATIENCE_MINUTES} minutes"
+            raise TransferError(f"receive from rank {self._peer}: {waited}")
         return os.read(self._pipe, _NUMBER_BYTES)
 
     def _views(self, at: int, message: Message) -> list[Tensor]:

@@ -70,7 +70,7 @@ def test_microbatches_are_padded_to_their_own_longest_as_torch_pads():
     sequences = [np.arange(1, length + 1) for length in (3, 5, 2, 2)]
     batch = collate(sequences, 2)
     inputs, targets = batch.split()
-    assert batch.shapes == ((2, 4), (2, 1))
+    assert batch.input_shapes == batch.target_shapes == ((2, 4), (2, 1))
     assert batch.num_tokens == 2 + 4 + 1 + 1
     for index, start in enumerate((0, 2)):
         rows = [torch.from_numpy(sequence) for sequence in sequences[start : start + 2]]
@@ -80,7 +80,7 @@ def test_microbatches_are_padded_to_their_own_longest_as_torch_pads():
         assert torch.equal(targets[index], expected)
 
 
-def test_a_batch_is_one_block_however_many_microbatches():
+def test_a_batch_is_two_blocks_however_many_microbatches():
     inputs, targets = collate([np.arange(5)] * 6, 2).split()
     assert len(inputs) == len(targets) == 3
-    assert len({tensor.untyped_storage().data_ptr() for tensor in (*inputs, *targets)}) == 1
+    assert len({tensor.untyped_storage().data_ptr() for tensor in (*inputs, *targets)}) == 2

@@ -130,6 +130,34 @@ def exchange_wide(fabric, is_member):
     return got
 
 
+def send_more_than_the_longest(fabric, is_member):
+    """What the sender is told, and whether the message beside the slot is as it was."""
+    if not is_member:
+        fabric.connect([EDGE], (0, 1), [])
+        return None
+    message = (TensorSpec((1, 2, 4), torch.float32),)
+    channel, me = opened(fabric, message, num_slots=2)
+    told = None
+    if me == 0:
+        channel.send(send(0), (torch.ones(1, 2, 4),))
+        with pytest.raises(TransferError) as caught:
+            channel.send(send(1), (torch.ones(1, 2, 40),))
+        told = str(caught.value)
+        channel.send(send(1), (torch.full((1, 2, 4), 2.0),))
+    fabric.gather_objects(None, (0, 1))
+    for number in (0, 1) if me == 1 else ():
+        channel.post(receive(number), message)
+    values = [float(channel.take(receive(n))[0].sum()) for n in ((0, 1) if me == 1 else ())]
+    channel.close()
+    return told, values
+
+
+def test_a_message_that_exceeds_its_slot_is_refused_and_touches_no_other(ranks: Ranks):
+    (told, _), (_, values) = ranks.run(2, send_more_than_the_longest)
+    assert told == "0SEND_F1: more than the longest microbatch sends; none may"
+    assert values == [8.0, 16.0]
+
+
 def test_a_header_may_be_larger_than_a_page(ranks: Ranks):
     _, values = ranks.run(2, exchange_wide)
     assert values == [2.0 * number for number in range(2000)]
