@@ -75,7 +75,8 @@ def read_checkpoint(
             dtype_plan=model._get_dtype_plan(model.dtype),
             weight_mapping=mapping,  # type: ignore[arg-type]  # stub
         )
-        info, _ = convert_and_load_state_dict_in_model(model, slices, config)
+        # The fourth is a plan of tensor parallelism in older releases, and has no default there.
+        info, _ = convert_and_load_state_dict_in_model(model, slices, config, None)
     missing = sorted(set(getattr(info, "missing_keys", ())) - set(sources))
     mismatched = sorted(getattr(info, "mismatched_keys", ()))
     failed = getattr(info, "conversion_errors", {})
