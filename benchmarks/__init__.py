@@ -1,4 +1,4 @@
-"""What this project claims, each claim a row: its words, its command, its goal.
+"""The benchmarks measure what this project claims: each claim is a row of words, command and goal.
 
     claims.py --parts--> MODULE.py --rows--> results/MODULE.PART.json --page.py--> README.md
 

@@ -82,7 +82,7 @@ OTHERS = (
     Claim("commands", "case_cost", 90, "Case of a sweep over one alone", Goal(None, 0.1)),
     Claim("planning", "memory_limits", 90, "Bubble with memory for 2.25 p", Goal(None, 0.01)),
 )
-"""What is measured too, for those who work on it; the page lists their misses."""
+"""These are measured too, for those who work on it; the page lists their misses."""
 GPU_CHECKS = (
     Claim("gpu.clock", "marks", 60, "The clock of events"),
     Claim("gpu.clock", "synchronisation", 90, "What makes the host wait"),
@@ -102,4 +102,4 @@ GPU_CHECKS = (
     Claim("gpu.training", "receives", 120, "Open receives of NCCL"),
     Claim("gpu.training", "memory_full", 180, "GPUs that are almost full"),
 )
-"""What only a GPU can prove, in the order in which it is run."""
+"""Only a GPU can prove these; they run in this order."""

@@ -38,7 +38,7 @@ OWN_FILES = (
 """Files that benchmarks write, which do not count as changes of the code."""
 TIME = Metric("time", higher_is_better=False, in_points=False)
 NO_STARTS = Noise(0.0, 1)
-"""What starts of processes decide where every turn is a process of its own: nothing beside it."""
+"""Starts of processes add nothing where every turn is a process of its own."""
 _SHORT_LIST = re.compile(r"\[\n([^\[\]{}]*?)\n\s*\]")
 
 

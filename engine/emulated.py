@@ -39,7 +39,7 @@ class EmulatedStages:
         self._batch = StepBatch(microbatches, microbatches, num_tokens)
 
     def batch(self, step: int) -> StepBatch:  # noqa: ARG002  # all are alike
-        """What stands for a step's batch."""
+        """Return what stands for the batch of any step."""
         return self._batch
 
     def runner(self, trainer: Trainer, flight: Flight) -> PipelineRunner:

@@ -5,14 +5,17 @@ It imports almost nothing, so that Ctrl-C ends the process quietly while the res
 
 import _signal  # type: ignore[import-not-found]  # part of Python; `signal` imports more
 import os
+import sys
 
 INTERRUPTED = 130
-SIGNALS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)
 
 
 def main() -> None:
-    """Run the command line."""
-    for number in SIGNALS:
+    """Run the command line. Windows lacks what it stands on, and is refused in one line."""
+    if sys.platform == "win32":
+        print("error: ppbench does not run on Windows; use Linux, or WSL there", file=sys.stderr)
+        sys.exit(2)
+    for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
         if _signal.getsignal(number) != _signal.SIG_IGN:  # as under nohup
             _signal.signal(number, _leave)
     from ppbench import cli

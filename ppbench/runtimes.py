@@ -13,7 +13,6 @@ Another package cannot replace a runtime of this table.
 from __future__ import annotations
 
 import importlib
-import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -38,8 +37,8 @@ def check_can_train() -> None:
     """Raise UsageError, with the fix, where this system or its packages cannot train anything."""
     if sys.platform != "linux":
         raise UsageError(
-            f"measuring needs Linux, and this is {platform.system()}: stores that were made "
-            "elsewhere can be read here, by ls, show, explain, report, compare and query"
+            f"measuring needs Linux, and this is {sys.platform}: measure on another machine; here, "
+            "ls, show, explain, report, compare and query may read its store, which is not tried"
         )
     if (problem := packages.problem_of_torch()) is not None:
         raise UsageError(problem)

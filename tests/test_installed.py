@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -19,6 +20,10 @@ import pytest
 
 import ppbench
 from engine import packages
+from ppbench.__main__ import main as start
+from ppbench.errors import UsageError
+from ppbench.run.machine import environment as environment_here
+from ppbench.runtimes import check_can_train
 
 ROOT = Path(__file__).parents[1]
 READER = ROOT / "packaging" / "reader"
@@ -178,6 +183,33 @@ def test_a_script_of_three_lines_is_checked_by_mypy_with_our_types(tmp_path):
     command = [sys.executable, "-m", "mypy", str(script)]  # with the cache of `make lint`
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert re.findall(r"script\.py:(\d): error: \w+", done.stdout) == ["2", "3"], done.stdout
+
+
+def test_a_system_or_a_torch_that_cannot_train_is_said_first(monkeypatch, capsys):
+    check_can_train()
+    with monkeypatch.context() as changed:
+        changed.setattr(importlib.metadata, "version", lambda _name: "2.8.0+cu128")
+        with pytest.raises(UsageError, match=r"^torch 2\.8\.0\+cu128 .* 'torch>=2\.9'$"):
+            check_can_train()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UsageError, match=r"^measuring needs Linux, and this is darwin"):
+        check_can_train()
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ppbench does not run on Windows; use Linux")
+
+
+def test_gpus_without_the_package_that_reads_them_are_noted(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment_here, "_DRIVER", tmp_path)
+    here = dataclasses.replace(environment_here.read_environment(), cuda="12.8")
+    monkeypatch.setattr(environment_here, "read_environment", lambda: here)
+    assert environment_here.why_gpus_are_not_seen() is None
+    monkeypatch.setattr(environment_here, "is_installed", lambda name: name != "pynvml")
+    told = environment_here.why_gpus_are_not_seen()
+    assert told is not None
+    assert told.endswith("install it with: pip install 'ppbench-torch[gpu]'")
 
 
 @pytest.mark.parametrize("place", ["engine/__init__.py", "engine.py"])

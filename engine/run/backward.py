@@ -78,8 +78,8 @@ def defer_linears(module: nn.Module) -> Deferral:
         if (type(inner) is nn.Linear or is_transposed) and _is_plain(inner):
             linear: Any = inner
             own = linear.weight, linear.bias
-            forward = functools.partial(_forward, linear, own, deferral, is_transposed)
-            _replace_forward(inner, forward)
+            forward = _forward_of_conv1d if is_transposed else _forward
+            _replace_forward(inner, functools.partial(forward, linear, own, deferral))
     return deferral
 
 
@@ -194,8 +194,9 @@ def _forward(
     linear: Any,
     own: tuple[Tensor, Tensor | None],
     deferral: Deferral,
-    is_transposed: bool,
     input: Tensor,  # noqa: A002  # as nn.Linear names it
+    *,
+    is_transposed: bool = False,
 ) -> Tensor:
     """A linear whose weight was swapped for the call, as by LoRA, gets its gradient in I."""
     weight, bias = linear.weight, linear.bias
@@ -203,6 +204,15 @@ def _forward(
     if is_swapped or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return functional.linear(input, weight.t() if is_transposed else weight, bias)
     return _apply(input, weight, bias, deferral, is_transposed)
+
+
+def _forward_of_conv1d(
+    linear: Any,
+    own: tuple[Tensor, Tensor | None],
+    deferral: Deferral,
+    x: Tensor,  # as Conv1D names it
+) -> Tensor:
+    return _forward(linear, own, deferral, x, is_transposed=True)
 
 
 def _replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:

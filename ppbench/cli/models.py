@@ -35,8 +35,8 @@ def check(
     from ppbench.config.described import ask
 
     with LiveProgress("importing the models") as progress:
-        tell = lambda line: progress.show(line, line)  # noqa: E731
-        answer = ask("check", architectures or [], "models cannot be checked", tell)
+        failure = "models cannot be checked"
+        answer = ask("check", architectures or [], failure, lambda line: progress.show(line, line))
     if answer["problem"]:
         raise UsageError(answer["problem"])
     checks = answer["checks"]

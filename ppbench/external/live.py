@@ -6,7 +6,7 @@
 
 A rank's window reaches from the begin of its first action to the end of its last one; the longest
 window of the ranks stands for the step. No clock is aligned for that. The period is measured over
-the steps in between, which nothing records.
+the steps in between, which the curve does not record.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def callback_of(to: Any) -> Callback:
             {PREFIX + name: value for name, value in metrics.items()}, step=step
         )
     if callable(to):
-        return to  # type: ignore[no-any-return]
+        callback: Callback = to
+        return callback
     raise UsageError(
         f"to={type(to).__name__}: expected a SummaryWriter of TensorBoard, a run of W&B, or a "
         "function of a step and its metrics"
@@ -62,7 +63,7 @@ class LiveCurve:
         """`callback` is needed on rank 0 alone; `tokens` are those of a step, if they are known."""
         self.every, self._callback, self._members, self._tokens = every, callback, members, tokens
         self._began_s: float | None = None  # the first step since the last recorded one
-        self._num_between = 0
+        self._num_between, self._period_s = 0, 0.0  # steps since then, and their mean period
         self._recorded: dict[str, float] | None = None  # of this rank, to be posted
         self._step = 0  # that is recorded, or awaited
         self._is_awaiting = False
@@ -78,9 +79,8 @@ class LiveCurve:
             self._hand_on(self._callback)
         if self._began_s is None:
             self._began_s, self._num_between = now_s, 0
-        if is_due and self._num_between:
-            self._period_s = (now_s - self._began_s) / self._num_between
         if is_due:
+            self._period_s = (now_s - self._began_s) / self._num_between
             self._began_s = None
         self._num_between += 1
         return is_due

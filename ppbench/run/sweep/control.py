@@ -55,7 +55,7 @@ from ppbench.run.job import (
     write_job,
 )
 from ppbench.run.launch.local import GAVE_UP, WORKER, Begin, Supervisor, preloaded_for
-from ppbench.run.machine.environment import default_device
+from ppbench.run.machine.environment import default_device, why_gpus_are_not_seen
 from ppbench.run.machine.node_folder import make_node_folder, remove_node_folder
 from ppbench.run.sweep.automatic import Found, find_programs, hand_over
 from ppbench.run.sweep.open_runs import RUNNING, close_launch, running_note
@@ -369,6 +369,9 @@ def sweep(
 def note_sweep_file(read: Sweep) -> None:
     """Note the conditions that match no case, and the stages without parameters."""
     note_unmet(read)
+    unseen = why_gpus_are_not_seen()
+    if unseen is not None and any(case.device == "cpu" for case, _ in read.cases):
+        note(f"note: these cases run on the CPU. {unseen}")
     for text in notes_on_stages((case for case, _ in read.cases), read.facts):
         note(f"note: {text}")
 

@@ -248,20 +248,17 @@ def _rerun_note(store: Store, sweep_id: str) -> Path:
 
 
 def check_devices(sweep: Sweep) -> None:
-    """Raise UsageError when a case needs a device that this machine lacks, or cannot measure on.
-
-    GPUs that are here and cannot be seen are one, too: `device = "auto"` would mean the CPU.
-    """
+    """Raise UsageError when a case needs a device that this machine lacks, or cannot measure on."""
     check_can_train()
     environment = read_environment()
-    if (problem := why_gpus_are_not_seen()) is not None:
-        raise UsageError(problem)
     if all(case.device not in ON_GPUS for case, _ in sweep.cases):
         return
     if (problem := device_variables.refused(os.environ)) is not None:
         raise UsageError(f"{sweep.file}: device: {problem}")
     has_gpu = environment.gpus or environment.rocm  # AMD's GPUs are torch's to find
     if any(case.device == "cuda" for case, _ in sweep.cases) and not has_gpu:
+        if (problem := why_gpus_are_not_seen()) is not None:
+            raise UsageError(f"{sweep.file}: device: {problem}")
         raise UsageError(
             f'{sweep.file}: device: "cuda" needs an NVIDIA GPU and its driver, or torch for ROCm, '
             'and neither was found here; use device = "cpu" or --set device=cpu'

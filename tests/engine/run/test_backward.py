@@ -344,6 +344,7 @@ KINDS: dict[str, Callable[[], Sequence[nn.Module]]] = {
     "sum of two parameters": lambda: [linear(), SumOfTwo()],
     "linears of constants": lambda: [linear(), of_constants()],
     "called by keyword": lambda: [by_keyword()],
+    "conv1d by keyword": lambda: [Of(lambda own, x: own.of(x=x), of=conv1d()), linear()],
     "parametrized": lambda: [halved(), linear()],
     "no gradient arrives": lambda: [linear(), undefined()],
     "in-place activation": lambda: [nn.Sequential(linear(), nn.ReLU(inplace=True), linear())],
