@@ -14,9 +14,7 @@ from command import PATIENCE_S, inside, ppbench
 
 from engine.plan.lower import lower
 from engine.plan.schedules.registry import build_program
-from ppbench.config.reader import read_sweep
 from ppbench.run.sweep import control
-from ppbench.run.sweep.plan import Choice, plan_sweep
 from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -113,19 +111,6 @@ def test_the_parts_of_every_bubble_add_up_to_the_nanosecond(swept):
         assert {answer["question"] for answer in explained["what_if"]} >= {
             "perfect balance", "free transfers", "zb_h1",
         }  # fmt: skip
-
-
-def test_a_dry_run_lists_the_cases_and_writes_nothing(tmp_path):
-    (tmp_path / "tiny.toml").write_text(TINY)
-    arguments = ("sweep", "tiny.toml", "--dry-run", "--format", "json")
-    listed = json.loads(inside(*arguments, folder=tmp_path))["rows"]
-    assert [case["schedule"] for case in listed] == ["afab", "1f1b"]
-    assert len({case["case_id"] for case in listed}) == 2
-    assert {case["measure_steps"] for case in listed} == {3}
-    only = inside(*arguments, "--only", "schedule=1f1b", folder=tmp_path)
-    chosen = json.loads(only)["rows"]
-    assert chosen == listed[1:]
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
 
 
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
@@ -231,15 +216,6 @@ def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
             assert collections.Counter(ranges) == {
                 f"step {profiled}": 1, **dict.fromkeys(lowered_row(schedule, 3, 6, rank), 1)
             }  # fmt: skip
-
-
-def test_a_run_without_the_profile_that_is_asked_for_does_not_count_as_done(tmp_path):
-    (tmp_path / "tiny.toml").write_text(TINY)
-    keys = set()
-    for num_steps in (0, 1, 2):
-        read = read_sweep(tmp_path / "tiny.toml", [f"measure.profile_steps={num_steps}"], "cpu")
-        keys |= {i.resume_key for i in plan_sweep(read, Store(tmp_path), Choice()).items}
-    assert len(keys) == 3 * len(read.cases)
 
 
 def lowered_row(schedule, world_size, num_microbatches, rank):

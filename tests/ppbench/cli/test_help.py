@@ -29,13 +29,6 @@ def test_every_command_of_the_catalogue_is_read_and_says_its_own_sentence():
         assert " ".join(command.help.split("\n\n")[0].split()) == entry.sentence
 
 
-def test_the_help_groups_all_commands_by_task():
-    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"}).stdout
-    places = [shown.index(f"─ {group} ─") for group in dict.fromkeys(e.group for e in COMMANDS)]
-    assert places == sorted(places)
-    assert all(f"│ {name} " in shown for name in NAMES)
-
-
 def test_the_help_imports_no_command():
     script = (
         "import sys; from typer.testing import CliRunner; from ppbench.cli.app import app;"

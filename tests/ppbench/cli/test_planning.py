@@ -110,30 +110,6 @@ def test_replicas_alike_with_free_collectives_take_the_step_of_one():
     assert (joined["exposed_collective"], joined["replica_skew"]) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"sharding": "zero3"}, "--sharding: is for several replicas; add --replicas N"),
-        ({"replicas": 0}, "--replicas: 0 is not from 1 to 1,024"),
-        ({"replicas": 2, "sharding": "zero4"}, 'unknown policy "zero4"; did you mean "zero3"?'),
-        ({"replicas": 2, "sharding": "ddp,residency=1"}, 'ddp has no setting "residency"'),
-        ({"replicas": 2, "sharding": "zero3,residency=1"}, "look_ahead must be at least 0"),
-        ({"replicas": 2, "collectives": "gather"}, '--collectives: "gather" is not KEY=AMOUNT'),
-        (
-            {"replicas": 2, "collectives": "sum=1"},
-            'unknown key "sum"; expected the seconds of a stage',
-        ),
-        ({"replicas": 2, "collectives": "gather=1,bytes=2"}, "gives both times and a link"),
-        ({"replicas": 2, "collectives": "bytes=2,latency=1"}, "bytes=N and bandwidth=B are needed"),
-        ({"replicas": 2, "replica_factors": "1"}, "--replica-factors: 1 for 2 replicas"),
-        ({"replicas": 2, "overlap": False}, "--no-overlap: is not simulated with replicas"),
-        ({"replicas": 2, "held": True, "how": Format.json}, "--held: is for one pipeline"),
-    ],
-)
-def test_what_cannot_be_of_replicas_is_refused_with_its_option(options, words):
-    assert words in refusal(simulate, "1f1b", 4, 8, **options)
-
-
 def test_a_file_keeps_its_own_collectives_if_they_are_those_of_the_policy(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text(
@@ -182,15 +158,6 @@ def test_messages_take_their_latency_and_their_bytes_over_the_bandwidth():
     assert (free["transfer"], slow["transfer"]) == (0, 1)
     assert free["makespan"] < slow["makespan"] < alone["makespan"]
     assert "0SEND_F0" in slow["critical_path"]
-
-
-def test_what_ranks_hold_over_time_is_told_on_request():
-    figures = simulated("zbv", 2, 4, held=True)
-    for peak, held in zip(figures["peak_activations"], figures["held_activations"], strict=True):
-        assert max(amount for _, amount in held) == peak
-        assert held[-1][1] == 0
-        assert [time for time, _ in held] == sorted(time for time, _ in held)
-    assert "held_activations" not in simulated("zbv", 2, 4)
 
 
 # draw
@@ -276,68 +243,6 @@ LOWERED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "place", "reason", "marked"),
-    [
-        (GOOD.replace("1F1,", ""), "rank 1, position 3, end of program", "1F1 is never done", None),
-        (GOOD.replace("0B1", "0B0"), "rank 0, position 3, 0B0", "has been done before", "[0B0]"),
-        (GOOD.replace("1F1", "0F1"), "rank 1, position 2, 0F1", "is placed on rank 0", "[0F1]"),
-        (LOWERED.replace("0SEND_F0,", ""), "rank 0, position 3, end", "is missing", None),
-        (LOWERED.replace("1RECV_F0,1F0", "1F0,1RECV_F0"), "rank 1, position 0, 1F0",
-         "1RECV_F0 is not posted before it", "[1F0]"),
-    ],
-)  # fmt: skip
-def test_an_illegal_program_is_shown_where_it_stands_in_its_file(
-    tmp_path, text, place, reason, marked
-):
-    (tmp_path / "bad.csv").write_text(text)
-    message = refusal(planning.check, str(tmp_path / "bad.csv"))
-    first, *grid = message.splitlines()
-    assert first.startswith(f"{tmp_path / 'bad.csv'}: {place}")
-    assert reason in first
-    assert [line[:8] for line in grid] == ["rank 0: ", "rank 1: "]
-    assert marked is None or marked in message
-
-
-def test_a_bound_on_memory_is_a_rule(tmp_path):
-    (tmp_path / "good.csv").write_text(GOOD)
-    assert output_of(planning.check, str(tmp_path / "good.csv"), max_held=2).startswith(
-        "ok: 2 ranks, 2 stages (loop"
-    )
-    message = refusal(planning.check, str(tmp_path / "good.csv"), max_held=1)
-    assert "rank 0, position 1, 0F1: holds the activations of 2 microbatches" in message
-    file = str(tmp_path / "good.csv")
-    assert "must be at least 1" in refusal(planning.check, file, max_held=0)
-    assert "--ranks: a file has its own; leave it out" in refusal(planning.check, file, 4)
-
-
-def test_torch_s_own_form_with_idle_cells_reads(tmp_path):
-    (tmp_path / "torch.csv").write_text("0UNSHARD,0F0,,,0B0\n,1F0,1B0,1REDUCE_GRAD,\n")
-    assert "2 ranks, 2 stages" in output_of(
-        planning.check, str(tmp_path / "torch.csv"), max_held=None
-    )
-    drawn = output_of(planning.draw, f"csv:{tmp_path / 'torch.csv'}")
-    assert drawn.endswith(
-        "with the collectives of replicas, in order:\n\n"
-        " rank 0   0UNSHARD 0F0 0B0\n"
-        " rank 1   1F0 1B0 1REDUCE_GRAD"
-    )
-    assert "UNSHARD" not in drawn.partition("with the collectives")[0]
-
-
-@pytest.mark.parametrize(
-    ("cost", "words"),
-    [
-        ("F=1,F=1,I=1,W=1", "F is given twice"),
-        ("F=-1,I=1,W=1", 'F: "-1" is not a number of seconds'),
-        ("F=nan,I=1,W=1", 'F: "nan" is not a number'),
-        ("F=1e-999999999,I=1,W=1", "expected 0, or from 1e-15 to 1e+15"),
-    ],
-)
-def test_costs_that_are_none_are_refused(cost, words):
-    assert words in refusal(read_costs, cost)
-
-
 @pytest.mark.usefixtures("fresh_starts")
 def test_planning_needs_neither_torch_nor_plotly():
     code = (
@@ -371,24 +276,6 @@ def test_collectives_are_exported_and_checked_by_a_policy(tmp_path):
     assert hint in output_of(planning.check, str(file))
     alone_again = output_of(planning.export, str(file), Path("-"), sharding="none")
     assert from_csv(alone_again, "alone").actions == alone.actions
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ("0F0,0B0,0REDUCE_GRAD", "position 0, 0F0: stage 0 is sharded, and is not unsharded again"),
-        ("0UNSHARD,0F0,0RESHARD,0B0,0REDUCE_GRAD", "position 3, 0B0: stage 0 is sharded"),
-        ("0UNSHARD,0F0,0UNSHARD,0B0", "position 2, 0UNSHARD: stage 0 is unsharded already"),
-        ("0UNSHARD,0F0,0REDUCE_GRAD,0B0", "0REDUCE_GRAD: stage 0 has no gradients to sum"),
-        ("0UNSHARD,0F0,0B0,0RESHARD", "end of program: the gradients of stage 0 are not summed"),
-        ("0UNSHARD,0F0,0B0,0REDUCE_GRAD", "end of program: stage 0 is still unsharded"),
-        ("0F0,0B0", "has no collectives; leave the option out"),
-    ],
-)
-def test_a_collective_out_of_place_is_named_with_its_place_in_the_file(tmp_path, row, words):
-    file = tmp_path / "one.csv"
-    file.write_text(f"{row}\n")
-    assert words in refusal(planning.check, str(file), sharding="zero3")
 
 
 def test_collectives_of_a_link_are_those_of_a_ring():

@@ -12,7 +12,6 @@ from ppbench.config.case import Measure
 from ppbench.config.conditions import conditions_of, parse_only
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Accepted
-from ppbench.errors import SweepFileError
 from ppbench.git import Repository
 
 PLANNED = (CASE, Measure())
@@ -41,32 +40,6 @@ def test_an_entry_names_a_commit_a_reason_and_perhaps_cases_a_metric_and_a_size(
         Accepted("3f2a", "x"),
         Accepted("HEAD", "x", "schedule=1f1b and world_size=2", "tokens_per_s", 0.1, only),
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (ENTRY, "4: track.accept.commit: is missing"),
-        (f"{ENTRY}commit = 3\n", "6: track.accept.commit: expected text that is not empty; got 3"),
-        (
-            f'{ENTRY}commit = "HEAD"\nupto = "2%"\n',
-            '7: track.accept.upto: unknown key, set to "2%" (a string); did you mean "up_to"?',
-        ),
-        (
-            f'{ENTRY}commit = "HEAD"\ncases = "schedul=1f1b"\n',
-            '7: track.accept.cases: unknown key "schedul"; did you mean "schedule"?',
-        ),
-        (
-            f'{ENTRY}commit = "HEAD"\nup_to = "much"\n',
-            '7: track.accept.up_to: expected a fraction such as "2%" or 0.02, between 0 and 100000',
-        ),
-        ("\n[track.accept]\n", "5: track.accept: expected tables in double brackets"),
-    ],
-)
-def test_a_mistake_is_told_with_its_line(tmp_path, text, told):
-    with pytest.raises(SweepFileError) as caught:
-        entries(tmp_path, text)
-    assert str(caught.value).startswith(f"{tmp_path}/demo.toml:{told}")
 
 
 def test_an_entry_holds_while_its_commit_lies_between_base_and_head(root):

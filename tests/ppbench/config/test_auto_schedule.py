@@ -6,9 +6,7 @@ from sweep_files import only_case, read
 from engine.plan.check import check
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import ScheduleError
-from ppbench.config.case import Case
 from ppbench.config.programs import lowered_of, planned_step_ns, program_of
-from ppbench.errors import SweepFileError
 from ppbench.planning.automatic import program_of_times
 
 EMULATED = """\
@@ -47,12 +45,3 @@ def test_a_case_alone_has_no_program(tmp_path):
     assert (case.memory_limit, case.stages_per_rank) == ("1.5 GiB", 1)
     with pytest.raises(ScheduleError, match="found when the case runs"):
         program_of(case)
-
-
-def test_equal_limits_are_one_case(tmp_path):
-    assert Case(memory_limit="none") == Case()
-    text = (
-        REAL.replace("{}", "3").replace("memory_limit", "[grid]\nmemory_limit").replace("3", "[1]")
-    )
-    with pytest.raises(SweepFileError, match=r":4: grid\.memory_limit: .* is listed twice"):
-        read(tmp_path, text.replace("[1]", '["2 GiB", "2048 MiB"]'))

@@ -1,11 +1,10 @@
 """Conditions on cases: of `--only`, `[[exclude]]`, `[[override]]` and `[track]`."""
 
 import pytest
-from sweep_files import assert_refused, read
+from sweep_files import read
 
 from ppbench.commits.bench import read_tracked
 from ppbench.config.conditions import conditions_of, parse_only, read_conditions
-from ppbench.errors import UsageError
 from ppbench.recommendation.question import read_question
 
 GRID = """\
@@ -69,45 +68,6 @@ def test_the_conditions_of_a_case_are_its_own(planned):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("name=x", 'unknown key "name"'),
-        ("rankss=2", 'did you mean "ranks"'),
-        ("world_size", 'cannot read "world_size"; give KEY=VALUE, or !=, <'),
-        ("world_size=two", 'expected a whole number from 1 to 1,024; got "two"'),
-        ("world_size=[]", "is empty; expected a value"),
-        ("schedule>1f1b", '"1f1b" has no order; compare it with = or !='),
-        ("schedule=afab or world_size=2", "KEY=[VALUE, VALUE] is any of these values"),
-        ("schedule=1f1v", 'unknown schedule "1f1v"; did you mean "1f1b"?'),
-        ("a=1\n", 'unknown key "a"'),
-    ],
-)
-def test_a_condition_that_makes_no_sense_is_refused(text, message):
-    with pytest.raises(UsageError) as caught:
-        parse_only([text], "cpu")
-    assert str(caught.value).startswith("--only " + text.strip())
-    assert message in str(caught.value)
-    assert str(caught.value).isprintable()
-
-
-def test_a_selection_of_nothing_tells_what_there_is(planned, tmp_path):
-    for texts, message in (
-        (["world_size=8"], "--only world_size=8: no case has this value; its values are 1, 2, 4"),
-        (
-            ["schedule=afab", "world_size=4"],
-            "--only world_size=4: no case of those with schedule=afab has this value; "  # noqa: ISC004
-            "its values are 1, 2",
-        ),
-    ):
-        with pytest.raises(UsageError) as caught:
-            parse_only(texts, "cpu").select(planned)
-        assert str(caught.value) == message
-    many = read(tmp_path, f"[grid]\nseq_len = {list(range(1, 100))}").cases
-    with pytest.raises(UsageError, match=r"its values are 1, 2, .*, 20, \.\.\. \(99 values\)"):
-        parse_only(["seq_len=200"], "cpu").select(many)
-
-
-@pytest.mark.parametrize(
     ("table", "left"),
     [
         ('[[exclude]]\ndevice = "auto"\nschedule = "1f1b"', [("zbv", 4), ("zbv", 8)]),
@@ -136,28 +96,6 @@ def test_an_override_matches_what_a_case_has(tmp_path, where, expected):
     assert {case.schedule: case.seq_len for case, _ in read(tmp_path, text).cases} == expected
 
 
-@pytest.mark.parametrize(
-    ("table", "note"),
-    [
-        ("[[exclude]]\nseq_len = 9\n", "sweep.toml:4: seq_len=9 matches no case"),
-        (
-            "[[exclude]]\nseq_len = 9\n[[exclude]]\nseq_len = [7, 8]\n",
-            "sweep.toml:4: seq_len=9 matches no case; nor does 1 more",
-        ),
-        (
-            '[[override]]\nwhere = {schedule = "afab"}\nset = {seq_len = 9}',
-            "sweep.toml:4: schedule=afab matches no case",
-        ),
-        (
-            '[track.thresholds]\n"schedule=zbv" = "1%"\n"ranks>4" = "2%"\n',
-            "sweep.toml:6: world_size>4 matches no case",
-        ),
-    ],
-)
-def test_a_condition_that_matches_nothing_is_said(tmp_path, table, note):
-    assert read(tmp_path, TWO_STAGES + table).notes == (f"{tmp_path}/{note}",)
-
-
 @pytest.mark.parametrize("reads", [read_tracked, read_question], ids=["check", "plan"])
 def test_commands_that_read_a_sweep_file_say_so(tmp_path, caplog, reads):
     """`ppbench check` took a threshold that no case meets, and was silent."""
@@ -166,17 +104,3 @@ def test_commands_that_read_a_sweep_file_say_so(tmp_path, caplog, reads):
     path.write_text('[track.thresholds]\n"ranks>4" = "2%"\n')
     reads(path)
     assert caplog.messages == [f"note: {path}:2: world_size>4 matches no case"]
-
-
-@pytest.mark.parametrize(
-    ("table", "where", "what"),
-    [
-        ("[exclude]\nseq_len = 9", "4: exclude", "expected [[exclude]], an array of tables"),
-        ("[[exclude]]\n", "4: exclude", "is empty; expected KEY = VALUE"),
-        ("[[exclude]]\nseq_len = []\n", "5: exclude.seq_len", "is empty"),
-        ("[[exclude]]\nname = 'x'\n", "5: exclude.name", "cannot be an axis: it names the whole"),
-        ("[[exclude]]\nseq_len = [8, 0]\n", "5: exclude.seq_len", "got 0 (an integer)"),
-    ],
-)
-def test_a_mistake_in_an_exclusion_is_located(tmp_path, table, where, what):
-    assert_refused(tmp_path, TWO_STAGES + table, where, what)

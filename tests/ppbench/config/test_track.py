@@ -6,7 +6,6 @@ import pytest
 from sweep_files import read
 
 from ppbench.config.case import Case, Measure
-from ppbench.errors import SweepFileError
 
 TRACKED = """\
 schedule = "1f1b"
@@ -45,34 +44,3 @@ def test_a_file_of_costs_tells_the_times_and_is_no_part_of_the_case(folder):
     (after, _), *_ = read(folder, EMULATED).cases
     assert after.emulated_I_ms == (1.0, 2.2)
     assert after.case_id == before.case_id
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (None, "cannot read the costs file: No such file"),
-        ("F_ms = ", "costs.toml:1: not valid TOML"),
-        (
-            COSTS.replace("F_ms", "Fms"),
-            'costs.toml:1: Fms: unknown key, set to 2 (an integer); did you mean "F_ms"? ',
-        ),
-        (COSTS.replace("= 2", '= "2"'), "costs.toml:1: F_ms: expected milliseconds"),
-        (COSTS.replace("[1, 2]", "[1, 2, 3]"), "3 times for 2 stages"),
-        ("F_ms = 2\nI_ms = 1\n", "emulated.W_ms is missing"),
-    ],
-)
-def test_a_file_of_costs_that_cannot_be_used_is_one_clear_error(folder, content, told):
-    if content is not None:
-        Path("costs.toml").write_text(content)
-    with pytest.raises(SweepFileError) as raised:
-        read(folder, EMULATED)
-    assert told in str(raised.value)
-    assert "sweep.toml" in str(raised.value)
-
-
-def test_times_beside_a_file_of_costs_are_refused(folder):
-    Path("costs.toml").write_text(COSTS)
-    with pytest.raises(SweepFileError, match=r"toml:4: emulated.F_ms: emulated.costs names a"):
-        read(folder, EMULATED + "F_ms = 3\n")
-    with pytest.raises(SweepFileError, match="applies only with"):
-        read(folder, EMULATED, "device=cpu")

@@ -66,30 +66,6 @@ def test_values_are_read_as_the_column_asks():
     assert read("world_size=[2, 4]") == [Condition("world_size", "=", (2, 4))]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("train.microbatchsize=1", 'did you mean "train_microbatch_size"?'),
-        ("step_ns<nan", "expected a number"),
-        ("step_ns<1e999", "expected a number"),
-        ("is_dirty=maybe", 'expected true or false, got "maybe"'),
-        ("error_rank<null", "null has no order"),
-        ("seq_len<variable", '"variable" has no order'),
-        ("train.compile<true", "true has no order"),
-        ("world_size=[]", "is empty"),
-        ("", "cannot read"),
-        ("status=ok and ", "cannot read"),
-        ("=1", "cannot read"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_with_what_can(text, message):
-    with pytest.raises(UsageError) as error:
-        read(text)
-    assert message in str(error.value)
-    assert str(error.value).startswith("--where: ")
-    assert "\n" not in str(error.value)
-
-
 @given(st.text())
 def test_any_text_is_read_or_refused(text):
     try:
