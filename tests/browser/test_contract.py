@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,12 @@ from screens import DESK, PHONE, assert_sound, keep, needs_browser
 pytestmark = needs_browser
 LAPTOP = 1024
 PAPER_PX = 688  # of A4, between its margins
-SCREENS = (
-    *((DESK, "light"), (PHONE, "dark")),
-    *(
-        pytest.param(screen, marks=pytest.mark.thorough)
-        for screen in ((LAPTOP, "dark"), (DESK, "dark"), (PHONE, "light"))
-    ),
-)
+FIRST, *OTHERS = ((PHONE, "dark"), (DESK, "light"))
+"""A page is loaded on the first and then shown on the others, as on a screen that is turned."""
+THOROUGH = [
+    pytest.param(screens, marks=pytest.mark.thorough)
+    for screens in ([(DESK, "light")], [(LAPTOP, "dark"), (DESK, "dark")], [(PHONE, "light")])
+]
 MOST_BYTES = 1_200_000
 """Of a page without plotly's own code."""
 LOOK = """
@@ -77,24 +75,21 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return KINDS[request.param](tmp_path_factory.mktemp("kind"))
 
 
-@pytest.fixture(params=SCREENS, ids=lambda screen: f"{screen[0]}-{screen[1]}")
-def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Iterator[Tab]:
-    width, scheme = request.param
-    tab = Tab(browser, page, width, scheme, LOOK)
-    tab.evaluate("drawAll()")
-    yield tab
-    tab.close()
-
-
-def test_a_page_keeps_to_the_contract(tab: Tab, page: Path, request: pytest.FixtureRequest) -> None:
-    name = re.sub(r"\W+", "-", request.node.name.partition("[")[2])
-    keep(tab, name)
-    assert_sound(tab, page)
-    assert tab.evaluate("overlaps()[1]") == []
-    assert tab.evaluate("faint()") == []
-    assert tab.evaluate("covered()") == []
-    assert tab.evaluate("nameless()") == []
-    assert tab.evaluate("unreached()") == 0
+@pytest.mark.parametrize("screens", [[FIRST, *OTHERS], *THOROUGH], ids=str)
+def test_a_page_keeps_to_the_contract(
+    screens: list[tuple[int, str]], browser: Browser, page: Path, request: pytest.FixtureRequest
+) -> None:
+    tab = Tab(browser, page, *screens[0], LOOK)
+    for width, scheme in screens:
+        tab.show_as(width, scheme)
+        tab.evaluate("drawAll()")
+        keep(tab, re.sub(r"\W+", "-", f"{request.node.callspec.params['page']} {width} {scheme}"))
+        assert_sound(tab, page)
+        assert tab.evaluate("overlaps()[1]") == []
+        assert tab.evaluate("faint()") == []
+        assert tab.evaluate("covered()") == []
+        assert tab.evaluate("nameless()") == []
+        assert tab.evaluate("unreached()") == 0
     assert tab.evaluate("document.title") != "taken over"
     code = "all('script:not([type])').filter((node) => node.textContent.length > 1e6)"
     num_bytes = tab.evaluate(f"{code}.reduce((sum, node) => sum + node.textContent.length, 0)")
@@ -113,3 +108,4 @@ def test_a_page_keeps_to_the_contract(tab: Tab, page: Path, request: pytest.Fixt
     colors = tab.evaluate(f"[{style}.backgroundColor, {style}.color]")
     assert colors == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
     assert tab.problems() == []
+    tab.close()

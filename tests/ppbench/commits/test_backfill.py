@@ -195,7 +195,7 @@ def test_the_newest_takes_turns_with_itself_and_others_take_turns_with_it(reposi
         assert [row["status"] for row in rows] == [told] * 3
 
 
-SLOW_SETUP = SWEEP + '\n[track]\nsetup = "sleep 4; exit 3"\n'
+SLOW_SETUP = SWEEP + '\n[track]\nsetup = "sleep 2; exit 3"\n'
 
 
 def test_a_budget_begins_no_launch_that_would_end_later_and_says_what_is_missing(
@@ -203,11 +203,11 @@ def test_a_budget_begins_no_launch_that_would_end_later_and_says_what_is_missing
 ):
     folder, shas = repository
     file = sweep_in(folder, SLOW_SETUP)
-    rows, exit_code = listed(folder, file, "HEAD~2..", "--budget", "7.9s")
+    rows, exit_code = listed(folder, file, "HEAD~2..", "--budget", "3.9s")
     assert [row["status"] for row in rows] == ["not measured", "not measured", "error"]
     assert exit_code == 4  # nothing ran
     told = capsys.readouterr().err
     assert f"--budget is spent: 2 commits lack launches: {shas[2][:9]} Number 3; " in told
-    with pytest.raises(UsageError, match="--budget: 0:02 is too short for one round; the first"):
-        listed(folder, file, "HEAD~2..", "--budget", "2s")
+    with pytest.raises(UsageError, match="--budget: 0:01 is too short for one round; the first"):
+        listed(folder, file, "HEAD~2..", "--budget", "1s")
     assert len(Store(folder / "results").runs(["run_id"])) == 2

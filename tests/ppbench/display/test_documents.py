@@ -31,6 +31,7 @@ from ppbench.display.formats import Format
 from ppbench.display.rows import Record, Rows, View, Written, text_of
 from ppbench.display.tables import Table
 from ppbench.errors import UsageError
+from ppbench.store import Store
 
 ANSWERS = {
     "ls": [("axes", "ls"), ("axes", "ls --limit 3"), ("axes", "ls --where schedule=none")],
@@ -94,8 +95,18 @@ def answered(words, *options):
     return done.stdout
 
 
-def read_csv(text):
-    return list(csv.reader(io.StringIO(text)))
+def take(name):
+    """The text of a file, which goes."""
+    file = Path(name)
+    text = file.read_text()
+    file.unlink()
+    return text
+
+
+def as_object_and_rows(words, *options):
+    """What one run of a command says as JSON and as CSV."""
+    found = json.loads(answered(words, *options, "-o", "all.csv", "--format", "json"))
+    return found, list(csv.reader(io.StringIO(take("all.csv")))) or [[]]
 
 
 def cell(value):
@@ -110,9 +121,8 @@ def test_json_is_one_object_with_the_values_of_csv_and_tables_fit(
     rng = random.Random(words)
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
     with contextlib.chdir(places / place):
-        whole = json.loads(answered(words, "--format", "json"))
+        whole, (header, *lines) = as_object_and_rows(words)
         assert isinstance(whole, dict)
-        header, *lines = read_csv(answered(words, "--format", "csv")) or [[]]
         is_record = header == ["key", "value"]
         names = [line[0] for line in lines] if is_record else header
         for _ in range(12 if is_thorough else 1):
@@ -120,8 +130,7 @@ def test_json_is_one_object_with_the_values_of_csv_and_tables_fit(
             order = rng.choice(["", "-"]) + rng.choice(names) if names else ""
             options = ["--columns", ",".join(chosen)] if chosen and rng.random() < 0.7 else []
             options += ["--sort", order] if order and rng.random() < 0.7 else []
-            found = json.loads(answered(words, *options, "--format", "json"))
-            header, *lines = read_csv(answered(words, *options, "--format", "csv"))
+            found, (header, *lines) = as_object_and_rows(words, *options)
             if "--columns" in options:
                 assert header == (["key", "value"] if is_record else chosen)
             if is_record:
@@ -130,10 +139,11 @@ def test_json_is_one_object_with_the_values_of_csv_and_tables_fit(
             else:
                 held = next((one for one in found.values() if is_rows(one, header)), [])
                 assert [[cell(row[name]) for name in header] for row in held] == lines
-            assert answered(words, *options, "--format", "markdown") or not lines
             width = rng.choice([80, 100, 120])
             monkeypatch.setenv("COLUMNS", str(width))
-            shown = re.sub(r"\x1b\[[0-9;]*m", "", answered(words, *options)).splitlines()
+            drawn = answered(words, *options, "-o", "all.md")
+            assert take("all.md") or not lines
+            shown = re.sub(r"\x1b\[[0-9;]*m", "", drawn).splitlines()
             assert shown or not lines
             # A command is copied as a whole: no line break parts it.
             assert [s for s in shown if cell_len(s) > width and "ppbench " not in s] == []
@@ -144,8 +154,7 @@ def test_one_run_says_the_same_as_an_object_and_as_rows(name, places, tmp_path):
     place, words = CHANGING[name]
     shutil.copytree(places / place, tmp_path / place)
     with contextlib.chdir(tmp_path / place):
-        found = json.loads(answered(words, "-o", "all.csv", "--format", "json"))
-        header, *lines = read_csv(Path("all.csv").read_text())
+        found, (header, *lines) = as_object_and_rows(words)
     (rows,) = (value for value in found.values() if is_rows(value, header))
     assert lines
     assert [[cell(row[name]) for name in header] for row in rows] == lines
@@ -261,6 +270,18 @@ def test_a_result_is_written_as_the_ending_of_its_file_says(name, places, tmp_pa
     assert text.startswith(
         {"html": "<!doctype", "md": "| run", "json": "{"}.get(name[2:], "run_id")
     )
+
+
+def test_a_short_id_of_a_listing_is_taken_by_every_command(places):
+    folder = places / "axes"
+    with contextlib.chdir(folder):
+        listed = CliRunner().invoke(app, ["ls"]).stdout
+        short = next(line.split()[0] for line in listed.splitlines() if " ok " in line)
+        whole = Store(Path("results")).find(short)["run_id"]
+        assert len(short) < len(whole)
+        assert whole.endswith(short)
+        for words in (["show", short], ["export", "--format", "csv", short], ["report", short]):
+            assert CliRunner().invoke(app, words).exit_code == 0
 
 
 @pytest.mark.parametrize("how", ["table", "json", "csv"])

@@ -1,8 +1,6 @@
 """Tables fit the terminal, whatever they hold, and say what they leave out."""
 
-import contextlib
 import json
-from pathlib import Path
 from unittest import mock
 
 import pandas as pd
@@ -11,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from stored_runs import run_row
-from typer.testing import CliRunner
 
-from ppbench.cli.app import app
 from ppbench.config.case import Case
 from ppbench.display.document import Result, render
 from ppbench.display.fields import WORKLOAD
@@ -169,18 +165,6 @@ def test_a_column_is_taken_by_its_heading_too():
         "tokens_per_s,bubble_fraction",
         "2,0.5",
     ]
-
-
-def test_a_short_id_of_a_listing_is_taken_by_every_command(places):
-    folder = places / "axes"
-    with contextlib.chdir(folder):
-        listed = CliRunner().invoke(app, ["ls"]).stdout
-        short = next(line.split()[0] for line in listed.splitlines() if " ok " in line)
-        whole = Store(Path("results")).find(short)["run_id"]
-        assert len(short) < len(whole)
-        assert whole.endswith(short)
-        for words in (["show", short], ["export", "--format", "csv", short], ["report", short]):
-            assert CliRunner().invoke(app, words).exit_code == 0
 
 
 def test_ids_with_equal_ends_are_shortened_to_what_tells_them_apart(tmp_path):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,11 +59,22 @@ FAULTS = {  # status, rank, what its row says
 What is made of exceptions and exit codes is in `test_errors.py`.
 """
 HANGS = ("stops", "drops", "sleeps")
+ALONE = (("engine", "drops", 2), ("torch", "stops", 2), ("single", "sleeps", 1))
+"""Cases that hang, each in a sweep of its own: they wait for their ends at the same time."""
 IN_A_STEP = ("fills_its_cgroup", "segfaults", "floods", "stops")
 """In 1F2 of step 1."""
 
 
 ppbench = functools.partial(ppbench_within, patience_s=PATIENCE_S)
+
+
+def case_of(runtime, name, world_size):
+    return {
+        "runtime": runtime,
+        "model.preset": f"faulty:{name}",
+        "world_size": world_size,
+        "measure.timeout_s": TIMEOUT_S if name in HANGS else 300,
+    }
 
 
 def write_sweep(folder, cases, measure=""):
@@ -106,32 +118,42 @@ def limited_memory(num_bytes):
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory):
-    """A folder where a sweep of the faults has been run, and what it printed."""
+    """A folder where a sweep of the faults has been run, and what it printed.
+
+    Below it are those of the sweeps of one case.
+    """
     folder = tmp_path_factory.mktemp("failed")
     with limited_memory(2**26) as procs:
         cases = [
-            {
-                "runtime": runtime,
-                "model.preset": f"faulty:{name}",
-                "world_size": world_size,
-                "measure.timeout_s": TIMEOUT_S if name in HANGS else 300,
-            }
-            for runtime, name, world_size in [
-                *(("engine", name, 1 if name == "kills_an_idle_rank" else 2) for name in FAULTS),
-                *(("engine", "sound", world_size) for world_size in (1, 2)),
-                ("torch", "stops", 2),
-                ("single", "sleeps", 1),
+            case_of("engine", name, world_size)
+            for name, world_size in [
+                *((name, 1 if name == "kills_an_idle_rank" else 2) for name in FAULTS),
+                *(("sound", world_size) for world_size in (1, 2)),
             ]
-            if procs is not None or name != "fills_its_cgroup"
+            if (procs is not None or name != "fills_its_cgroup")
+            and ("engine", name, world_size) not in ALONE
         ]
         write_sweep(folder, cases)
-        cgroup = f"{procs}:{2**28}"
-        done = ppbench("sweep", "faulty.toml", "--no-report", folder=folder, FAULTY_CGROUP=cgroup)
+        for case in ALONE:
+            alone = folder_of(folder, *case[:2])
+            alone.mkdir()
+            write_sweep(alone, [case_of(*case)])
+        run = functools.partial(ppbench, "sweep", "faulty.toml", "--no-report")
+        with ThreadPoolExecutor() as pool:
+            others = [pool.submit(run, folder=folder_of(folder, *case[:2])) for case in ALONE]
+            done = run(folder=folder, FAULTY_CGROUP=f"{procs}:{2**28}")
+        assert {other.result().returncode for other in others} == {4}
     return folder, done
 
 
+def folder_of(folder, runtime, name):
+    """Where the sweep with a case has been run."""
+    is_alone = (runtime, name) in {case[:2] for case in ALONE}
+    return folder / f"{runtime} {name}" if is_alone else folder
+
+
 def run_of(failed, name, runtime="engine"):
-    runs = Store(failed[0] / "results").runs()
+    runs = Store(folder_of(failed[0], runtime, name) / "results").runs()
     runs = runs[runs["runtime"] == runtime]
     if name not in set(names_of(runs)):
         pytest.skip("no control group with a limit can be made here")

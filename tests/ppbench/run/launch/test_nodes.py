@@ -92,7 +92,7 @@ def test_a_sweep_runs_across_two_nodes_rank_by_rank_and_node_by_node(cluster, de
 
 def begin(cluster: Cluster) -> list[subprocess.Popen[bytes]]:
     """A sweep of three cases that take turns; each node's supervisor."""
-    text = SWEEP.replace("world_size = 4", "world_size = 2").replace("\nsteps = 3", "\nsteps = 20")
+    text = SWEEP.replace("world_size = 4", "world_size = 2").replace("\nsteps = 3", "\nsteps = 12")
     cluster.write_sweep(f"{EMULATED}{text}num_microbatches = [4, 5, 6]\n")
     started = [cluster.start(node, 1) for node in cluster.nodes]
     journals = cluster.results.glob

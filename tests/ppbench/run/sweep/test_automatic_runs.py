@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from command import TINY, inside, ppbench
+from command import TINY, inside, ppbench, printed
 
 from engine.plan.check import check
 from engine.plan.program import from_json
@@ -91,12 +91,14 @@ def test_ranks_hold_no_more_than_the_limit(swept):
     assert run_of(swept, "cpu")["peak_memory_bytes"] <= 64 * 2**20
 
 
-def test_a_limit_that_nothing_keeps_within_is_an_invalid_run_without_ranks(swept):
+def test_a_limit_that_nothing_keeps_within_is_an_invalid_run_without_ranks(swept, monkeypatch):
     (swept / "limited.toml").write_text(SWEEP.replace("64 MiB", "1 KiB"))
-    arguments = ("sweep", "limited.toml", "--no-report", "--only", "device=cpu")
-    done = ppbench(*arguments, "--results", "limited", folder=swept)
-    assert done.returncode == ExitCode.failed_runs, done.stderr
-    assert "memory_limit 1 KiB: no program keeps within it; the least that would" in done.stderr
+    monkeypatch.chdir(swept)
+    only = ("--only", "device=cpu", "--results", "limited")
+    done = printed("sweep", "limited.toml", "--no-report", *only)
+    assert done.exit_code == ExitCode.failed_runs, done.notes
+    words = "memory_limit 1 KiB: no program keeps within it; the least that would"
+    assert any(words in note for note in done.notes)
     ((_, run),) = Store(swept / "limited").every_run().iterrows()
     assert (run["status"], run["memory_limit"]) == ("invalid", "1 KiB")
     assert not list((swept / "limited" / "launches").glob("*/logs"))
