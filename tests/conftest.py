@@ -23,23 +23,14 @@ hypothesis.settings.register_profile("thorough", deadline=None)
 os.environ.pop("COLUMNS", None)  # text for a pipe is as wide as it is, unless a test says so
 os.unsetenv("COLUMNS")  # readline, which pytest imports, sets it for processes alone
 LONGEST = (
-    "test_failures",
-    "test_real_repository",
-    "test_recorded_outputs",
-    "test_verification",
-    "test_pages",
-    "test_traces",
-    "test_timeline_in_browser",
-    "test_sequence",
-    "test_solver",
-    "test_gate",
-    "test_trials",
-    "test_across",
-    "test_nodes",
-    "test_saved",
-    "test_cli",
-    "test_process",
-    "test_exact",
+    *("test_exact", "test_real_repository", "test_failures", "test_verification"),
+    *("test_contract", "test_nodes", "test_recorded_outputs", "test_documents"),
+    *("test_installed", "test_runtimes", "test_alive_together", "test_gate"),
+    *("test_report_in_browser", "test_process", "test_train", "test_attach", "test_across"),
+    *("test_own_models_in_sweeps", "test_own_batches", "test_timeline_in_browser"),
+    *("test_sequence", "test_checkpoints", "test_memory", "test_solver", "test_comparison"),
+    *("test_images", "test_bisect", "test_automatic_runs", "test_faults", "test_first_screen"),
+    *("test_compaction", "test_layer_costs", "test_not_finite", "test_traces", "test_pages"),
 )
 """Files that take longest. Begun last, one would go on alone when all is done."""
 

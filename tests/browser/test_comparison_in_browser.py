@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
-from made_pages import comparison_page
 from screens import DESK, PHONE, needs_browser
 
 pytestmark = needs_browser
@@ -26,8 +26,8 @@ const isInside = (strip) => {
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return comparison_page(tmp_path_factory.mktemp("across"))
+def page(page_of: Callable[[str], Path]) -> Path:
+    return page_of("comparison")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,8 +72,8 @@ const unreached = () => all("[tabindex='-1'], [onclick]")
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return KINDS[request.param](tmp_path_factory.mktemp("kind"))
+def page(request: pytest.FixtureRequest, page_of: Callable[[str], Path]) -> Path:
+    return page_of(request.param)
 
 
 @pytest.mark.parametrize("screens", [[FIRST, *OTHERS], *THOROUGH], ids=str)

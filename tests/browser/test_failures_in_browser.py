@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
-from made_pages import failure_pages
 from screens import DESK, PHONE, needs_browser
 
 pytestmark = needs_browser
@@ -35,8 +35,8 @@ class Opened:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return failure_pages(tmp_path_factory.mktemp("failures"))
+def pages(page_of: Callable[[str], Path]) -> tuple[Path, Path]:
+    return page_of("failures"), page_of("failed timeline")
 
 
 @pytest.fixture(

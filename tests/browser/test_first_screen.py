@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gestures
 import pytest
 from chromium import Browser, Tab
-from made_pages import answered_page, simulated_run
+from made_pages import simulated_run
 from screens import DESK, PHONE, needs_browser
 
 from ppbench.config.case import Case
@@ -34,8 +34,8 @@ const frameOf = (node) => {
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return answered_page(tmp_path_factory.mktemp("first"))
+def page(page_of: Callable[[str], Path]) -> Path:
+    return page_of("answered")
 
 
 @pytest.fixture(scope="module", params=SCREENS, ids=lambda screen: f"{screen[0]}-{screen[1]}")

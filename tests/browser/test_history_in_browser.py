@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
 from gestures import click, key
-from made_pages import BAD, NASTY, history_page, sha
+from made_pages import BAD, NASTY, sha
 from screens import DESK, needs_browser
 
 from ppbench.display.commands import from_anywhere
@@ -26,8 +27,8 @@ const shownSections = () => sections().filter((one) => one.checkVisibility()).le
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return history_page(tmp_path_factory.mktemp("history"))
+def page(page_of: Callable[[str], Path]) -> Path:
+    return page_of("history")
 
 
 def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:

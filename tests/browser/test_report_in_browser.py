@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
-from made_pages import NASTY, demo_page, simulated_run
+from made_pages import NASTY, simulated_run
 from screens import DESK, PHONE, needs_browser
 
 from ppbench.config.case import Case
@@ -31,8 +32,8 @@ const clear = () => document.getElementById("clear").click();
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return demo_page(tmp_path_factory.mktemp("page"))
+def page(page_of: Callable[[str], Path]) -> Path:
+    return page_of("report")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 from chromium import Browser, Tab
 from gestures import SHIFT, Point, click, drag, key, touch, typed, wheel
-from made_pages import runs_with_plans, timeline_page
+from made_pages import runs_with_plans
 from screens import DESK, PHONE, needs_browser
 from stored_runs import run_row, simulated_spans
 
@@ -61,8 +62,8 @@ def opened(browser: Browser, page: Path, width: int, scheme: str = "light") -> T
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return timeline_page(tmp_path_factory.mktemp("timeline"))
+def page(page_of: Callable[[str], Path]) -> Path:
+    return page_of("timeline")
 
 
 ON_A_DESK = pytest.mark.parametrize("any_tab", [DESK], indirect=True)

@@ -359,9 +359,9 @@ OF_USERS = [
             partition=partition,
             ways=ways,
             optimizer=dataclasses.replace(ADAMW, clip_norm=clip_norm),
-            thorough=p == 2 or partition != UNEVEN[3][0],
+            thorough=p == 2 or partition != UNEVEN[3][0] or (ways is GLOO and at > 1),
         )
-        for name in STOPPED
+        for at, name in enumerate(STOPPED)
         for p, schedule, ways, clip_norm in (
             *((3, "zb_h1", MEMORY, 0.0), (3, "1f1b", GLOO, 0.01)),
             *((2, "1f1b", MEMORY, 0.0), (2, "zb_h1", GLOO, 0.01)),

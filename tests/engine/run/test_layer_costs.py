@@ -8,6 +8,7 @@ import pytest
 import torch
 from fake_clock import FakeClock
 from pipeline import config, lone_trainer
+from samples import sampled
 
 from engine.configuration import lowered_of, model_of
 from engine.model.spec import ModelSpec
@@ -125,7 +126,8 @@ def test_the_bytes_of_layers_add_up_to_those_of_their_stage(recompute):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "recompute"), [("1f1b", False), ("afab", True), ("zb_h1", False), ("zb_h1", True)]
+    ("schedule", "recompute"),
+    sampled([("afab", True), ("zb_h1", False), ("1f1b", False), ("zb_h1", True)], 2),
 )
 def test_the_peak_of_a_run_is_what_the_model_says_of_its_layers(schedule, recompute):
     settings = config(

@@ -99,13 +99,6 @@ def test_commits_that_do_not_run_make_the_answer_a_range(repository):
     assert f"skipped: {shas[3][:9]} Number 4: error: RuntimeError: made by hand" in outcome.text
 
 
-def test_ends_that_do_not_differ_are_said_not_to(repository):
-    outcome = asked(repository, measured(repository, levels(*[GOOD] * 7)))
-    assert outcome.exit_code == 3
-    assert "no difference between " in outcome.text
-    assert "first bad commit" not in outcome.text
-
-
 @pytest.mark.usefixtures("launching")
 def test_a_commit_that_ran_once_and_fails_since_does_not_end_the_search(repository):
     folder, shas = repository

@@ -117,14 +117,6 @@ def told_by(how: Format = Format.table, *options: str) -> Printed:
     return printed("history", "--no-page", "--format", how.value, *options)
 
 
-def test_the_range_of_a_change_says_how_to_narrow_it(here: Path) -> None:
-    outcome = told_by()
-    [note] = [note for note in outcome.notes if "backfill" in note]
-    assert "2 commits may have made the change at" in note
-    assert "1 of them not measured: ppbench backfill" in note
-    assert note.endswith(" sweeps/demo.toml")
-
-
 def test_a_history_is_data_for_a_notebook(here: Path) -> None:
     found = history(where=[f"num_microbatches={CASE.num_microbatches}"])
     rows = csv.DictReader(io.StringIO(told_by(Format.csv).text))

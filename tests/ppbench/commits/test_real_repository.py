@@ -29,7 +29,7 @@ name = "tracked"
 device = "emulated"
 schedule = "1f1b"
 world_size = 2
-num_microbatches = 4
+num_microbatches = 2
 seq_len = 32
 
 [model]

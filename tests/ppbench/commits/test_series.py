@@ -102,15 +102,6 @@ def test_fingerprints_are_never_mixed_and_the_last_that_measured_comes_first(run
     assert found.series[0].machine == "cpu, Some <CPU>, 2 cores"
 
 
-def test_uncommitted_changes_are_left_out_and_said(runs: Runs) -> None:
-    runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0)
-    for changes in ("c1", "c1", "c2"):
-        runs.add(CommitFacts("a" * 40, 0, is_dirty=True, changes=changes), CASE, 900.0)
-    found = asked(runs)
-    assert found.series[0].num_launches == 1
-    assert "3 runs with uncommitted changes: excluded" in found.notes
-
-
 def merged(folder: Path) -> tuple[list[str], str, str]:
     """Two commits on main, a branch from the first, and its merge: line, branch's commit, merge."""
     line = made(folder, 2)
@@ -129,16 +120,6 @@ def test_commits_of_a_merged_branch_are_beside_the_line(runs: Runs, tmp_path: Pa
     found = asked(runs, tmp_path / "repo")
     assert commits(found) == [first, second, merge]
     assert found.notes == ("1 run of 1 commit off the first-parent line of main: excluded",)
-
-
-def test_a_commit_that_the_repository_lacks_is_left_out(runs: Runs, tmp_path: Path) -> None:
-    shas = made(tmp_path / "repo", 4)
-    for number, sha in enumerate(shas):
-        runs.add(CommitFacts(sha, number), CASE, 1000.0)
-    runs.add(CommitFacts("f" * 40, 2, "gone"), CASE, 900.0)
-    line = asked(runs, tmp_path / "repo")
-    assert commits(line) == shas
-    assert line.notes[0] == "1 run of 1 commit off the first-parent line of main: excluded"
 
 
 def test_a_trial_over_other_steps_is_not_mixed_in_and_other_code_is_said(

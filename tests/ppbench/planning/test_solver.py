@@ -84,7 +84,7 @@ def assert_sound(problem, solution):
 
 
 def test_programs_are_sound_and_never_worse_than_a_family_that_fits(is_thorough):
-    for seed in range(500 if is_thorough else 5):
+    for seed in range(500) if is_thorough else (1, 2, 7, 8):  # with and without each option
         problem = repeated(drawn(seed, 64 if is_thorough else 16), seed)
         solution = solve(problem, 1 if is_thorough else 0)
         assert_sound(problem, solution)

@@ -15,7 +15,7 @@ PATIENCE_S = 900
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes under /proc")
 def test_random_kills_lose_repeat_and_leave_nothing(tmp_path, is_thorough):
-    num = 12 if is_thorough else 3
+    num = 12 if is_thorough else 2
     words = ("-m", "benchmarks.faults", "--kills", str(num), "--cases", "4", "--seed", "2")
     kept = ("--keep", str(tmp_path), "--results", str(tmp_path / "rows"))
     done = python(*words, *kept, folder=ROOT, patience_s=PATIENCE_S)
