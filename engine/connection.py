@@ -47,8 +47,8 @@ class Agreement:
 
     config: TrainerConfig
     lowered: Program  # the program of the step with its transfers and collectives
-    partition: list[range]  # the layers of each stage
-    shares: list[float]  # each stage's share of what the partition balances, else of the layers
+    partition: list[range]  # the layers of each stage of one direction
+    shares: list[float]  # each one's share of what the partition balances, else of the layers
     messages: list[Message]  # what each stage but the last sends for one microbatch, at its longest
     sharing: list[Ranks]  # who share a weight, one entry for each that several ranks share
     num_targets: int  # of one microbatch, at its longest
@@ -96,11 +96,12 @@ def _decide(
     config: TrainerConfig, program: Program, device: torch.device
 ) -> tuple[list[range], list[float], list[Message], list[Ranks], int]:
     """Decide the fields of the agreement after the program."""
-    model, num_stages = model_of(config, device), program.num_stages
+    model, placement = model_of(config, device), program.placement
+    num_stages = placement.depth
     try_model(model, config.model)
     data = data_spec_of(config, model)
     shape, kind = (data.microbatch_size, data.longest), config.model.partition
-    recomputed = recomputed_stages(config, num_stages)
+    recomputed = recomputed_stages(config, placement.num_stages)
     parts: Sequence[float] = [0, *[1] * model.num_layers, 0]  # what a partition balances
     if kind in BY_COST:
         parts = model.part_sizes
@@ -113,13 +114,20 @@ def _decide(
         partition = balance(parts, num_stages)
     else:
         partition = partition_layers(kind, model.num_layers, num_stages)
-    weights, rank_of = model.shared_weights(partition), program.placement.ranks
-    sharing = [owners_of((stage for stage, _ in weight.owners), rank_of) for weight in weights]
+    messages = [*model.messages(partition, *shape), ()] * placement.directions  # () of a last stage
+    weights = model.shared_weights(partition)
+    together = [{stage for stage, _ in weight.owners} for weight in weights]
+    if placement.directions > 1:  # all weights are shared by the copies of a stage, and the loss
+        together += [{part} for part in range(num_stages)]
+    sharing = [
+        owners_of((s for part in of_one for s in placement.copies_of(part)), placement.ranks)
+        for of_one in together
+    ]
     totals = totals_of(parts, partition)
     return (
         partition,
         [total / max(sum(totals), 1e-30) for total in totals],
-        model.messages(partition, *shape),
+        messages[:-1],
         [ranks for ranks in sharing if len(ranks) > 1],
         model.task.example(*shape)[1].numel(),
     )

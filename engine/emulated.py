@@ -51,7 +51,7 @@ class EmulatedStages:
             stage: EmulatedStage(
                 stage,
                 messages[stage - 1] if stage else (),
-                messages[stage] if stage < len(messages) else None,
+                None if program.placement.is_last(stage) else messages[stage],
                 emulation,
                 trainer.replica,
             )

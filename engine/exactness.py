@@ -95,6 +95,7 @@ class Part:
     """The random state where a stage began a microbatch that draws random numbers: by the submodule
     of the unsplit module that the stage begins with, and the microbatch."""
     is_ordered: bool = True  # whether each stage has taken the microbatches in their order
+    is_one_way: bool = True  # whether each stage has taken all microbatches
     conflict: str = ""  # what two stages of the rank hold with different values
 
 
@@ -222,7 +223,8 @@ def _part_after(trained: Trained, number: int, device: torch.device) -> Part:
         if action.op is Op.F:
             order.setdefault(action.stage, []).append(action.microbatch)
     part = _part_of(trained)
-    part.is_ordered = all(row == sorted(row) for row in order.values())
+    part.is_one_way = trained.lowered.placement.directions == 1
+    part.is_ordered = part.is_one_way and all(row == sorted(row) for row in order.values())
     part.gradients = {n: _copy(g) for n, g in trained.gathered(lambda own: own.grad).items()}
     part.loss, part.norm = result.loss, result.gradient_norm
     part.draws = {
@@ -332,8 +334,10 @@ class _Author:
         """Set the author's module to the ranks' weights, which must agree, and be the initial ones.
 
         The ranks must hold every weight of the author's module, and no other. Equality is exact.
-        Replicas may differ in buffers, of which the first one's are taken.
+        Replicas may differ in buffers, of which the first one's are taken; so may the copies of a
+        stage in pipelines of two directions.
         """
+        is_one_way = all(part.is_one_way for part in parts)
         for part in parts:
             if part.conflict:
                 raise InexactError(f"{part.conflict} has another value on each stage of a rank")
@@ -349,7 +353,7 @@ class _Author:
                 raise InexactError(text)
             loaded.setdefault(canonical, (held, tensor))
             is_weight = isinstance(self._tensors[name], nn.Parameter)
-            replica = "" if is_weight else held.partition(" of replica ")[2]
+            replica = "" if is_weight else held.partition(" of replica ")[2] if is_one_way else held
             place, other = seen.setdefault((canonical, replica), (held, tensor))
             if not is_same(tensor, other):
                 raise InexactError(

@@ -1,5 +1,7 @@
 """Weights that several stages own, such as tied embeddings: they train as one.
 
+Where two pipelines go over the ranks, every weight is one of them: both copies of a stage own it.
+
 within a rank   the stages hold one parameter
 over ranks      each rank holds a copy; the gradients are added up, so that all copies stay equal
 over replicas   as all weights, before; in buckets of their own, so that owners have equal shards
@@ -8,19 +10,28 @@ a checkpoint    has the copy of the first rank that owns it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from engine.connection import owners_of
 from engine.model.stage_module import SharedWeight, StageModule
+from engine.plan.program import Placement
+from engine.plan.sharded_bytes import BUCKET_BYTES
 from engine.run.p2p.fabric import Ranks
 from engine.run.shards import ParameterPiece, was_used
 
-SumOver = Callable[[Tensor, Ranks], None]
-"""Replaces a tensor by its sum over these ranks. Blocks until they are there."""
+
+class SumOver(Protocol):
+    """Replaces a tensor by its sum over some ranks. Blocks until they are there."""
+
+    def __call__(self, tensor: Tensor, ranks: Ranks) -> None: ...
+
+
 PiecesOf = Callable[[nn.Parameter], Sequence[ParameterPiece]]
 """What is trained of a parameter on this rank."""
 
@@ -34,6 +45,29 @@ class _Summed:
     is_first: bool  # this rank is the first of them
 
 
+def _sum_part(part: Sequence[nn.Parameter], sum_all: Callable[[Tensor], None]) -> None:
+    """Sum the gradients of some parameters of one dtype, which the same ranks own."""
+    totals = []
+    for own in part:
+        total = torch.full_like(own, -0.0) if own.grad is None else own.grad
+        if own.grad is not None:
+            total[(slice(0, 1),) * total.dim()] += 0.0  # -0.0 + 0.0 is 0.0
+        totals.append(total)
+    if len(totals) == 1:
+        sum_all(totals[0])
+    else:
+        flat = torch.cat([total.flatten() for total in totals])
+        sum_all(flat)
+        begin = 0
+        for total in totals:
+            total.copy_(flat[begin : begin + total.numel()].view(total.shape))
+            begin += total.numel()
+    for own, total in zip(part, totals, strict=True):
+        # None if no owner has used the parameter: with zeros its weights would decay.
+        is_used = own.grad is not None or was_used(total[(slice(0, 1),) * total.dim()])
+        own.grad = total if is_used else None
+
+
 class SharedWeights:
     """Those of this rank's stages."""
 
@@ -41,10 +75,24 @@ class SharedWeights:
         self,
         weights: Sequence[SharedWeight],
         modules: Mapping[int, StageModule],
-        rank_of: Ranks,
+        placement: Placement,
         rank: int,
     ) -> None:
-        """`rank_of` has the rank of each stage."""
+        """`weights` are those that several parts of the model own."""
+        rank_of, copies = placement.ranks, placement.copies_of
+        weights = [
+            replace(one, owners=tuple((s, name) for own, name in one.owners for s in copies(own)))
+            for one in weights
+        ]
+        self._tied = list(weights)
+        if placement.directions > 1:
+            known = {owner for weight in weights for owner in weight.owners}
+            for first in range(placement.depth):
+                here = next((modules[s] for s in copies(first) if s in modules), None)
+                names = [] if here is None else list(here.own_parameters())
+                single = [name for name in names if (first, name) not in known]
+                each = [tuple((s, name) for s in copies(first)) for name in single]
+                weights += map(SharedWeight, single, each)
         self._weights, self._modules = weights, modules
         for weight in weights:  # stages of this rank that share one hold one parameter
             held = [(modules[stage], name) for stage, name in weight.owners if stage in modules]
@@ -66,17 +114,20 @@ class SharedWeights:
                 self._summed.append(_Summed(parameter, owners, rank == owners[0]))
 
     def sum_gradients(self, sum_over: SumOver, pieces_of: PiecesOf) -> None:
-        """Blocks until the other owners are here. All end with the same sum, bit for bit."""
+        """Blocks until the other owners are here. All end with the same sum, bit for bit.
+
+        What the same ranks own goes together, a bucket at a time.
+        """
+        buckets: dict[tuple[Ranks, torch.dtype], list[list[nn.Parameter]]] = {}
         for summed in self._summed:
             for piece in pieces_of(summed.parameter):
-                gradient = piece.own.grad
-                total = torch.full_like(piece.own, -0.0) if gradient is None else gradient
-                first = total[(slice(0, 1),) * total.dim()]
-                if gradient is not None:
-                    first += 0.0  # -0.0 + 0.0 is 0.0
-                sum_over(total, summed.ranks)
-                # None if no owner has used the parameter: with zeros its weights would decay.
-                piece.own.grad = total if gradient is not None or was_used(first) else None
+                some = buckets.setdefault((summed.ranks, piece.own.dtype), [[]])
+                if some[-1] and sum(p.nbytes for p in some[-1]) + piece.own.nbytes > BUCKET_BYTES:
+                    some.append([])
+                some[-1].append(piece.own)
+        for (ranks, _), parts in buckets.items():
+            for part in parts:
+                _sum_part(part, functools.partial(sum_over, ranks=ranks))
 
     def counted_elsewhere(self, pieces_of: PiecesOf) -> set[int]:
         """The ids of what is trained whose gradients another rank adds to the norm over all."""
@@ -84,10 +135,10 @@ class SharedWeights:
         return {id(piece.own) for parameter in elsewhere for piece in pieces_of(parameter)}
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of this rank that several stages own, here or elsewhere."""
+        """Those of this rank that several parts of the model own, here or elsewhere."""
         return [
             self._modules[stage].own_parameters()[name]
-            for weight in self._weights
+            for weight in self._tied
             for stage, name in weight.owners
             if stage in self._modules
         ]

@@ -26,7 +26,7 @@ from engine.configuration import (
     recomputed_stages,
     tokenizer_of,
 )
-from engine.connection import Agreement, Place, agree, autocast_of
+from engine.connection import Agreement, Place, agree, autocast_of, owners_of
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
 from engine.model.factory import seed_from
@@ -148,12 +148,13 @@ class Trainer:
         self.stages = ModelStages(agreement, fabric) if stages is None else stages
         self.modules, self.tokenizer = self.stages.modules, self.stages.tokenizer
         weights = self.model.shared_weights(self.partition) if self.modules else ()
-        rank_of = agreement.lowered.placement.ranks
-        self.shared = SharedWeights(weights, self.modules, rank_of, self.rank)
+        placement = agreement.lowered.placement
+        self.shared = SharedWeights(weights, self.modules, placement, self.rank)
+        self._ends = owners_of(placement.copies_of(placement.depth - 1), placement.ranks)
         self.shards: Shards | None = None
         if self.modules and config.replicas > 1:
             self.shards = (share or shards_of)(self, self.shared, flight)
-        recomputed = recomputed_stages(config, len(self.partition))
+        recomputed = recomputed_stages(config, placement.num_stages)
         for stage, module in self.modules.items():
             if recomputed[stage]:
                 recompute_layers(module)
@@ -330,11 +331,14 @@ class Trainer:
             seed = torch.default_generator.manual_seed if is_cpu else torch.manual_seed
             seed(seed_from(self.config.model.seed, step, self.process))
         loss = self.runner.run(step, batch, recording)
+        if loss is not None and len(self._ends) > 1:  # each has seen some of the microbatches
+            self._sum_over_ranks(loss, self._ends)
+            loss = loss if self.rank == self.lowered.placement.ranks[-1] else None
         if self.modules:
             self.runner.enter(Phase.SUMS)
             if self.shards is not None:
                 self.shards.sum_gradients()
-                if loss is not None:
+                if loss is not None:  # on the same rank of all replicas
                     self.fabric.sum_over(loss, self.counterparts)
             # Blocks until the other owners are here. All end with the same sum, bit for bit.
             self.shared.sum_gradients(self._sum_over_ranks, self.pieces_of)
@@ -405,13 +409,14 @@ class ModelStages:
         Raises ModelError or DataError, perhaps on one rank alone.
         """
         config, self._device = agreement.config, fabric.device
-        self._place, self._num_stages = Place.of(config), len(agreement.partition)
+        self._place = Place.of(config)
         self._num_microbatches = config.data.num_microbatches
         model = model_of(config, self._device)
         self.tokenizer = tokenizer_of(config)
         self._data = data_of(config, model, self.tokenizer, self._device)
+        partition = agreement.partition
         self.modules = {
-            stage: model.build_stage(agreement.partition, stage, self._device)
+            stage: model.build_stage(partition, stage % len(partition), self._device)
             for stage in agreement.lowered.placement.stages_of(self._place.rank)
         }
 
@@ -423,8 +428,9 @@ class ModelStages:
         whole, size = self._data.step(step), self._num_microbatches
         own = slice(self._place.replica * size, (self._place.replica + 1) * size)
         nothing = (torch.empty(0),) * size
-        inputs = whole.inputs[own] if 0 in self.modules else nothing
-        targets = whole.targets[own] if self._num_stages - 1 in self.modules else nothing
+        stages = self.modules.values()
+        inputs = whole.inputs[own] if any(stage.is_first for stage in stages) else nothing
+        targets = whole.targets[own] if any(stage.is_last for stage in stages) else nothing
         return StepBatch(inputs, targets, whole.num_tokens).to(self._device)
 
     def runner(self, trainer: Trainer, flight: Flight) -> PipelineRunner:

@@ -134,7 +134,7 @@ def explain(walked: Walk, sharing: Sharing = Sharing.STAGE_EDGE) -> None:
         elif program.has_transfers and (its := incoming(action, program)):
             following, reason = (rank, its), f"waits for {its}"
         else:
-            needed = fact_needed(action, program.num_stages)
+            needed = fact_needed(action, program.placement)
             assert needed is not None  # else it would not be blocked
             owner = ranks[needed.stage]
             left = rows[owner][positions[owner] :]

@@ -182,7 +182,7 @@ def walk(
     kinds: Arrays,
     lines: Arrays,
     took: Ints,
-    shape: tuple[int, int, int, int],
+    shape: tuple[int, int, int, int, int],
     transfer_ns: int,
     overlaps: bool,
     walkers: Arrays,
@@ -194,8 +194,8 @@ def walk(
 ) -> int:
     """Let every rank go as far as it can, and again when what it is blocked on is there.
 
-    `shape` is (steps K, replicas D, microbatches, stages). A walker is a rank of a replica, d x p +
-    r; what is by step and replica lies one behind the other, (d x K + k) times its length.
+    `shape` is (steps K, replicas D, microbatches, stages, links). A walker is a rank of a replica,
+    d x p + r; what is by step and replica lies one behind the other, (d x K + k) times its length.
     `table`: offset, op, stage, column and `awaits`, the collective of the row that an action waits
     for. `took` is by replica, step and action; a message's at its SEND. `walkers`: where each
     stands in its row, in which step, since when it is free, what it did last, what it is blocked
@@ -209,13 +209,13 @@ def walk(
     """
     offset, op, stage, column, awaits = table
     needed, made, _, edge, user = kinds
-    num_steps, replicas, width, num_stages = shape
+    num_steps, replicas, width, num_stages, num_links = shape
     position, step, now, latest, blocked, stack, ends = walkers
     there_ns, brought = links
     free_ns, last_moved, lane_ns, num_come, come_ns = channel
     start, end, moves = times
     cause, moved_by = why
-    num_ranks, size, num_links = len(offset) - 1, len(op), 2 * num_stages + 1
+    num_ranks, size = len(offset) - 1, len(op)
     top, has_why, is_explicit = len(stack), len(cause) > 0, len(lines[0]) > 0
     is_joined = len(awaits) > 0
     first, last, behind, todo, is_todo = queue

@@ -51,8 +51,8 @@ def outgoing(action: Action, program: Program) -> Action | None:
 
 def crossing(placement: Placement, stage: int, op: Op | None, microbatch: int) -> Action | None:
     """The transfer of a stage, or None where its two ends would be on one rank."""
-    ranks = placement.ranks
+    ranks, depth = placement.ranks, placement.depth
     other = -1 if op is None else stage + _COUNTERPART[op][1]
-    if op is None or not 0 <= other < len(ranks) or ranks[stage] == ranks[other]:
+    if op is None or other // depth != stage // depth or ranks[stage] == ranks[other]:
         return None
     return Action(stage, op, microbatch)

@@ -106,8 +106,10 @@ def _repeated(walked: Walk) -> Fraction | None:
     """
     program, ends = walked.program, walked.step_ends_ns
     if walked.steps == 1:
-        first = program.placement.ranks[0]
-        begins = min(ends if program.has_collectives else ends[first :: program.world_size])
+        place = program.placement
+        firsts = [place.ranks[stage] for stage in place.copies_of(0)]
+        of_firsts = [end for rank in firsts for end in ends[rank :: program.world_size]]
+        begins = min(ends if program.has_collectives else of_firsts)
         return Fraction(begins) if begins == max(ends) else None
     last, size = walked.steps - 1, program.table.num_actions
     for before in range(last - 1, -1, -1):

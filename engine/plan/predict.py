@@ -82,7 +82,7 @@ def uniform(placement: Placement, forward_ns: int, input_ns: int, weight_ns: int
     """
     num_stages = placement.num_stages
     f, i, w = (
-        (round(time * placement.world_size / num_stages),) * num_stages
+        (round(time * placement.world_size / placement.depth),) * num_stages
         for time in (forward_ns, input_ns, weight_ns)
     )
     return Durations(f, i, w)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from array import array
 from collections import Counter
@@ -34,14 +35,39 @@ from engine.plan.table import Table
 
 @dataclass(frozen=True)
 class Placement:
-    """The rank that owns each stage: `ranks[stage]`."""
+    """The rank that owns each stage: `ranks[stage]`.
+
+    With two `directions`, two pipelines go over the same ranks. Each has all of the model, and the
+    stages of the second are numbered after those of the first: with a `depth` of d, stages s and
+    d + s are copies of one part of the model. A microbatch goes through one of them, the first half
+    of a step's microbatches through the first.
+    """
 
     ranks: tuple[int, ...]
     world_size: int
+    directions: int = 1
 
     @property
     def num_stages(self) -> int:
+        """The number of stages, each copy counted."""
         return len(self.ranks)
+
+    @property
+    def depth(self) -> int:
+        """The number of stages of one direction: the parts that the model is cut into."""
+        return len(self.ranks) // self.directions
+
+    def copies_of(self, part: int) -> range:
+        """The stages that have one part of the model."""
+        return range(part, self.num_stages, self.depth)
+
+    def is_last(self, stage: int) -> bool:
+        """Whether a stage has the end of the model, and the loss."""
+        return stage % self.depth == self.depth - 1
+
+    def direction_of(self, microbatch: int, num_microbatches: int) -> int:
+        """The direction that a microbatch goes through."""
+        return microbatch * self.directions // num_microbatches
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         return tuple(stage for stage, owner in enumerate(self.ranks) if owner == rank)
@@ -61,6 +87,14 @@ def v_placement(world_size: int, stages_per_rank: int = 2) -> Placement:
     down = tuple(range(world_size))
     ways = [down if way % 2 == 0 else down[::-1] for way in range(stages_per_rank)]
     return Placement(tuple(rank for way in ways for rank in way), world_size)
+
+
+def two_way_placement(world_size: int, stages_per_rank: int = 2) -> Placement:
+    """Two pipelines in opposite directions, of a stage per rank each.
+
+    p = 4: stages 0 to 3 on ranks 0 to 3, and their copies 4 to 7 on ranks 3 to 0.
+    """
+    return replace(v_placement(world_size, stages_per_rank), directions=2)
 
 
 @dataclass(frozen=True)
@@ -143,12 +177,20 @@ class Program:
 def steps_can_overlap(program: Program) -> bool:
     """Whether the next step can begin while a rank still computes for this one.
 
-    A step begins on the rank of stage 0. Nothing overlaps if the last computation there needs the
-    last one of every other rank, as in 1F1B; where weight gradients come last, it does not.
+    A step begins on the rank of stage 0, and on those of its copies. Nothing overlaps if the last
+    computation there needs the last one of every other rank, as in 1F1B; where weight gradients
+    come last, it does not.
     """
     rows = [program.compute_only().table.part(rank) for rank in range(program.world_size)]
     where = {action: (rank, at) for rank, row in enumerate(rows) for at, action in enumerate(row)}
-    first = program.placement.ranks[0]
+    firsts = [program.placement.ranks[stage] for stage in program.placement.copies_of(0)]
+    return any(_ends_early(rows, where, first) for first in firsts)
+
+
+def _ends_early(
+    rows: list[tuple[Action, ...]], where: dict[Action, tuple[int, int]], first: int
+) -> bool:
+    """Whether a rank's last computation needs less than all of the others."""
     num_needed, left = [0] * len(rows), [(first, len(rows[first]) - 1)]
     while left:
         rank, last = left.pop()
@@ -179,15 +221,20 @@ def from_csv(text: str, name: str) -> Program:
     `name` is for messages.
 
     The number of ranks, stages and microbatches and the placement follow from the cells that are
-    not collectives; whether the program is legal is for the rules to say. Raises ValueError naming
-    the row and column of a cell that is not an action, or what is missing altogether.
+    not collectives; whether the program is legal is for the rules to say. A stage that has no
+    microbatch in common with the one before it is the first of a second direction. Raises
+    ValueError naming the row and column of a cell that is not an action, or what is missing
+    altogether.
     """
     table = Table.of(actions_from_csv(text))
     seen: dict[int, Counter[int]] = {}  # by stage, how often on each rank
     plain = [[a for a in row if a.op not in COLLECTIVE_OPS] for row in table]
+    forwards: dict[int, set[int]] = {}  # by stage, its microbatches
     for rank, row in enumerate(plain):
         for action in row:
             seen.setdefault(action.stage, Counter())[rank] += 1
+            if action.op is Op.F:
+                forwards.setdefault(action.stage, set()).add(action.microbatch)
     owners = {stage: on.most_common(1)[0][0] for stage, on in seen.items()}
     if not owners:
         raise ValueError("holds no actions; expected a row per rank with cells such as 0F0")
@@ -200,7 +247,11 @@ def from_csv(text: str, name: str) -> Program:
     for rank, row in enumerate(plain):
         if not row:
             raise ValueError(f"rank {rank} has no actions; every rank needs a stage")
-    placement = Placement(tuple(owners[stage] for stage in range(len(owners))), len(table))
+    own = [forwards.get(stage, set()) for stage in range(len(owners))]
+    begins = [s for s, (one, two) in enumerate(itertools.pairwise(own), 1) if not one & two]
+    is_two_way = 2 * begins[0] == len(own) if len(begins) == 1 and all(own) else False
+    ranks = tuple(owners[stage] for stage in range(len(owners)))
+    placement = Placement(ranks, len(table), 2 if is_two_way else 1)
     return Program(name, placement, len(microbatches), table)
 
 
@@ -228,12 +279,17 @@ def actions_from_csv(text: str) -> tuple[tuple[Action, ...], ...]:
 
 
 def to_json(program: Program) -> str:
-    """Everything needed to rebuild the program, as one JSON object."""
+    """Everything needed to rebuild the program, as one JSON object.
+
+    It names the directions where there is more than one.
+    """
+    directions = program.placement.directions
     return json.dumps(
         {
             "schedule": program.schedule,
             "num_microbatches": program.num_microbatches,
             "placement": list(program.placement.ranks),
+            **({"directions": directions} if directions > 1 else {}),
             "actions": [[str(action) for action in row] for row in program.actions],
         }
     )
@@ -243,5 +299,5 @@ def from_json(text: str) -> Program:
     """The inverse of `to_json`; raises ValueError or KeyError on other text."""
     data = json.loads(text)
     rows = tuple(tuple(parse_action(cell) for cell in row) for row in data["actions"])
-    placement = Placement(tuple(data["placement"]), len(rows))
+    placement = Placement(tuple(data["placement"]), len(rows), data.get("directions", 1))
     return Program(data["schedule"], placement, data["num_microbatches"], rows)

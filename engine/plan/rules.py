@@ -18,6 +18,9 @@ is (link S is both: what the last stage's forward leaves is what its backward ne
     F(s) needs link s         makes link s+1
     I(s) needs link 2S-1-s    makes link 2S-s
     W(s) needs link 2S-s
+
+Two directions have no link in common: each has links of its own, those of the second after those of
+the first, and its microbatches pass its stages alone.
 """
 
 from __future__ import annotations
@@ -47,28 +50,34 @@ class ProgramError(ValueError):
         )
 
 
-def link_needed(op: Op, stage: int, num_stages: int) -> int:
+def link_needed(op: Op, stage: int, placement: Placement) -> int:
     """The link that must be there before a compute op of a stage, or that a transfer moves."""
+    direction, part = divmod(stage, depth := placement.depth)
+    first = direction * (2 * depth + 1)
     if op in (Op.F, Op.RECV_F, Op.SEND_F):
-        return stage + (op is Op.SEND_F)
-    return 2 * num_stages - stage - (op in (Op.B, Op.I, Op.RECV_B))
+        return first + part + (op is Op.SEND_F)
+    return first + 2 * depth - part - (op in (Op.B, Op.I, Op.RECV_B))
 
 
-def link_made(op: Op, stage: int, num_stages: int) -> int | None:
+def link_made(op: Op, stage: int, placement: Placement) -> int | None:
     """The link that a compute op of a stage makes; None for W, which nothing waits for."""
+    direction, part = divmod(stage, depth := placement.depth)
+    first = direction * (2 * depth + 1)
     if op is Op.F:
-        return stage + 1
-    return None if op is Op.W else 2 * num_stages - stage
+        return first + part + 1
+    return None if op is Op.W else first + 2 * depth - part
 
 
-def fact_needed(action: Action, num_stages: int) -> Action | None:
+def fact_needed(action: Action, placement: Placement) -> Action | None:
     """The F or I that must be done before a compute action; None before the first forward."""
-    link = link_needed(action.op, action.stage, num_stages)
+    depth = placement.depth
+    direction, link = divmod(link_needed(action.op, action.stage, placement), 2 * depth + 1)
+    first = direction * depth
     if link == 0:
         return None
-    if link <= num_stages:
-        return Action(link - 1, Op.F, action.microbatch)
-    return Action(2 * num_stages - link, Op.I, action.microbatch)
+    if link <= depth:
+        return Action(first + link - 1, Op.F, action.microbatch)
+    return Action(first + 2 * depth - link, Op.I, action.microbatch)
 
 
 class Kinds(NamedTuple):
@@ -89,14 +98,18 @@ class Kinds(NamedTuple):
 def kinds_of(placement: Placement, width: int, made_by: Maker = filled) -> Kinds:
     """The arrays for a placement; `width` is the number of microbatches."""
     num_stages = placement.num_stages
-    users = [*placement.ranks, *reversed(placement.ranks), *placement.ranks[:1]]  # of each link
-    crosses = [False, *(here != there for here, there in itertools.pairwise(users))]
+    users, crosses = list[int](), list[bool]()  # of each link
+    for first in range(0, num_stages, placement.depth):
+        ranks = placement.ranks[first : first + placement.depth]
+        own = [*ranks, *reversed(ranks), *ranks[:1]]
+        users += own
+        crosses += [False, *(here != there for here, there in itertools.pairwise(own))]
     kinds = Kinds(*(made_by(value, num_stages * len(OPS)) for value in (0, 0, 0, kernels.NONE, 0)))
     for code, op in enumerate(OPS[: kernels.OPT]):
         for stage in range(num_stages):
             kind = code * num_stages + stage
-            needed = link_needed(op, stage, num_stages)
-            made = needed if code > kernels.W else link_made(op, stage, num_stages)
+            needed = link_needed(op, stage, placement)
+            made = needed if code > kernels.W else link_made(op, stage, placement)
             kinds.needed[kind], kinds.made[kind] = needed * width, (made or 0) * width
             kinds.receives[kind] = crosses[needed] and code < kernels.W
             kinds.edge[kind] = kernels.NONE if made is None or not crosses[made] else made
@@ -106,7 +119,7 @@ def kinds_of(placement: Placement, width: int, made_by: Maker = filled) -> Kinds
 
 def num_links(program: Program) -> int:
     """The number of links: one before each F and each I, and one before the last W."""
-    return 2 * program.num_stages + 1
+    return 2 * program.num_stages + program.placement.directions
 
 
 def check_facts(compute: Program) -> None:
@@ -119,6 +132,11 @@ def check_facts(compute: Program) -> None:
         return
     made_by = maker(table.num_actions)
     left = made_by(1, 3 * compute.num_stages * width)  # F, then I, then W
+    if compute.placement.directions > 1:
+        place = compute.placement
+        ways = [place.direction_of(microbatch, width) for microbatch in range(width)]
+        for at in range(len(left)):
+            left[at] = int(ways[at % width] == at // width % place.num_stages // place.depth)
     index = _find_illegal(compute, table.made_by(made_by), width, left)
     if index != kernels.NONE:
         raise ProgramError(compute, *table.place(index), _why_illegal(compute, index))
@@ -150,6 +168,11 @@ def _why_illegal(program: Program, index: int) -> str:
         return f"stage {action.stage} is placed on rank {owner}"
     if not 0 <= action.microbatch < program.num_microbatches:
         return f"there are {program.num_microbatches} microbatches"
+    place = program.placement
+    way = place.direction_of(action.microbatch, program.num_microbatches)
+    if way != action.stage // place.depth:
+        stages = f"{way * place.depth} to {(way + 1) * place.depth - 1}"
+        return f"microbatch {action.microbatch} goes through stages {stages}"
     before = program.table.part(rank, 0, position)
     done = {one._replace(op=half) for one in before for half in _HALVES[one.op]}
     facts = [action._replace(op=half) for half in _HALVES[action.op]]

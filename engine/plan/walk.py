@@ -201,9 +201,9 @@ def walk_all(
 
         stack = zeros(0)
         stack.extend(reversed(range(num_walkers)))  # from the first on
-        there = zeros(width)  # the inputs of stage 0, in each step
-        there.extend(never((links - 1) * width))
-        there *= replicas * num_steps  # type: ignore[operator,assignment]  # an array or list
+        there = zeros(width)  # the inputs of a first stage, in each step
+        there.extend(never((links // program.placement.directions - 1) * width))
+        there *= replicas * num_steps * program.placement.directions  # type: ignore[operator,assignment]  # an array or list
         empty = zeros(0), zeros(0)
         lines = _lines(program.placement, sharing, made_by) if program.has_transfers else empty
         num_lines = max(lines[0], default=0) + 1
@@ -217,7 +217,7 @@ def walk_all(
             kinds_of(program.placement, width, made_by),
             lines,
             of_steps,
-            (num_steps, replicas, width, program.num_stages),
+            (num_steps, replicas, width, program.num_stages, links),
             transfers.duration_ns,
             transfers.overlaps,
             _Walkers(
@@ -287,7 +287,7 @@ class _Call(NamedTuple):
     kinds: Arrays
     lines: Arrays
     took: Ints
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, int, int, int, int]
     transfer_ns: int
     overlaps: bool
     walkers: _Walkers

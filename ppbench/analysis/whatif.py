@@ -91,7 +91,7 @@ class Modelled:
         ((step_ns, by_replica),) = steps_of(program, [(times, self.following)])
         idle_ns = sum(map(sum, by_replica))
         capacity_ns = len(by_replica) * program.world_size * step_ns
-        share = program.world_size / program.num_stages
+        share = program.world_size / program.placement.depth
         held = max(peak_activations(program.compute_only())) * share
         return WhatIf(question, step_ns, idle_ns, idle_ns / max(1, capacity_ns), held)
 
@@ -181,7 +181,8 @@ def needs_halves(costs: Costs) -> bool:
 
 
 def _with_program(run: Modelled, program: Program) -> Modelled:
-    num_stages, num_now = program.num_stages, run.lowered.num_stages
+    # The model's parts; two directions have copies of each.
+    num_stages, num_now = program.placement.depth, run.lowered.placement.depth
     lowered = run.posting.lower(program)
     if len(run.costs.own) > 1:
         lowered = add_collectives(lowered, run.policy)
@@ -195,15 +196,17 @@ def _with_program(run: Modelled, program: Program) -> Modelled:
         What the first and the last stage take beyond the ones between is their embedding and their
         head, which stay whole on the first and the last slice.
         """
-        totals = []  # F, B, I and W of each stage: the backward is both halves, or is halved
-        for stage in range(num_now):
+        of_stages = []  # F, B, I and W of each stage: the backward is both halves, or is halved
+        for stage in range(run.lowered.num_stages):
             given = {op: of_op[stage] for op, of_op in costs.by_stage.items()}
             whole, first, second = given.get(Op.B), given.get(Op.I), given.get(Op.W)
             if first is None or second is None:
                 assert whole is not None  # a stage has a backward of one kind or the other
                 first, second = whole // 2, whole - whole // 2
             backward = first + second if whole is None else whole
-            totals.append((given[Op.F] or 0, backward, first, second))
+            of_stages.append((given[Op.F] or 0, backward, first, second))
+        copies = [of_stages[part::num_now] for part in range(num_now)]
+        totals = [tuple(map(statistics.mean, zip(*each, strict=True))) for each in copies]
         by_stage = {}
         for op, of_op in zip((Op.F, Op.B, Op.I, Op.W), zip(*totals, strict=True), strict=True):
             layers, beyond = list(map(float, of_op)), [0.0, 0.0]
@@ -221,25 +224,26 @@ def _with_program(run: Modelled, program: Program) -> Modelled:
             ]
             pieces[0] += beyond[0]
             pieces[-1] += beyond[1]
-            by_stage[op] = tuple(map(round, pieces))
+            by_stage[op] = tuple(map(round, pieces)) * program.placement.directions
         by_channel: dict[Edge, int] = {}
         for hop in (1, -1):  # a message costs the mean of its direction
             ends = costs.by_channel.items()
             known = [ns for channel, ns in ends if channel.target - channel.source == hop]
             mean = round(sum(known) / len(known)) if known else 0
-            by_channel |= {Edge(stage, stage + hop): mean for stage in range(num_stages)}
+            by_channel |= {Edge(stage, stage + hop): mean for stage in range(program.num_stages)}
         return Costs(by_stage, by_channel)
 
     moving = run.costs.moving
-    if num_stages != num_now:  # all stages are alike
+    if program.num_stages != run.lowered.num_stages:  # all stages are alike
         num_parts = num_now if run.emulated is not None else num_stages
+        num_parts *= run.lowered.placement.directions
         sums: dict[Op, int] = {}
         for (op, _), ns in moving.items():
             sums[op] = sums.get(op, 0) + ns
         moving = {
             (op, stage): round(ns / num_parts)
             for op, ns in sums.items()
-            for stage in range(num_stages)
+            for stage in range(program.num_stages)
         }
     costs = replace(run.costs.changed(recut), moving=moving)
     return replace(run, lowered=lowered, costs=costs)

@@ -64,9 +64,8 @@ _ABOUT_EXAMPLE = (
 @answers("schedules list", PLAN, 3)
 def list_schedules() -> Result:
     """List the schedules with their constraints, bubble and peak activations."""
-    from engine.plan.program import v_placement
     from engine.plan.schedules.registry import ALIASES, CSV_PREFIX, SCHEDULES
-    from ppbench.prediction import simulate
+    from ppbench.prediction import placement_word, simulate
     from ppbench.prediction.amounts import number
 
     records: list[dict[str, object]] = []
@@ -80,8 +79,8 @@ def list_schedules() -> Result:
                 "aliases": Written(aliases, ", ".join(aliases)),
                 "stages_per_rank": str(allowed.most or "any"),
                 "default_stages_per_rank": allowed.default,
-                "placement": "v" if schedule.place is v_placement else "loop",
-                "constraint": schedule.constraint.text if schedule.constraint else "",
+                "placement": placement_word(prediction.program),
+                "constraint": "; ".join(one.text for one in schedule.constraints),
                 "bubble_fraction": prediction.simulation.bubble_fraction,
                 "peak_activations": number(max(prediction.peaks)),
                 "source": schedule.source,

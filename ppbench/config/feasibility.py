@@ -30,6 +30,7 @@ from engine.plan.schedules.registry import (
 from ppbench.config.case import SETTINGS, TIMES, VARIABLE, Case, Measure, setting_of
 from ppbench.config.conditions import Condition, Conditions, read_conditions
 from ppbench.config.programs import (
+    depth_of,
     identity_of,
     is_plain_preset,
     most_stages_per_rank,
@@ -242,7 +243,7 @@ def problems_of_fit(case: Case, facts: Facts, is_set: Callable[[str], bool]) -> 
     model, partition = case.model_preset, case.model_partition
     if not isinstance(partition, str) and facts.num_layers is not None:
         try:
-            partition_layers(partition, facts.num_layers, num_stages_of(case))
+            partition_layers(partition, facts.num_layers, depth_of(case))
         except PartitionError as error:
             reason = str(error).replace(str(list(partition)), brief(partition))
             yield Problem("model.partition", f"{reason} (model {model}, {_shape(case)})")
@@ -331,7 +332,7 @@ def notes_on_stages(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> l
     """A sentence for each partition of a model that leaves stages with nothing to train."""
     notes: dict[tuple[Identity, str, int], str] = {}
     for case in cases:
-        partition, num_stages = case.model_partition, num_stages_of(case)
+        partition, num_stages = case.model_partition, depth_of(case)
         known = facts.get(identity := identity_of(case))
         if isinstance(partition, tuple) or known is None or not known.part_sizes:
             continue

@@ -43,6 +43,7 @@ from engine.plan.schedules.registry import (
     ProgramFileError,
     ScheduleError,
     build_program,
+    find_schedule,
 )
 from engine.plan.walk import of_kinds
 from ppbench.config.case import SETTINGS, TIMES, Case
@@ -115,6 +116,15 @@ def num_stages_of(case: Case) -> int:
     return case.world_size * case.stages_per_rank
 
 
+def depth_of(case: Case) -> int:
+    """The parts that the model is cut into: the stages, of which two directions have copies."""
+    if case.is_automatic:
+        return num_stages_of(case)
+    if case.schedule.startswith(CSV_PREFIX):
+        return program_of(case).placement.depth
+    return find_schedule(case.schedule).place(case.world_size, case.stages_per_rank).depth
+
+
 def most_stages_per_rank(program: Program) -> int:
     return max(len(program.placement.stages_of(rank)) for rank in range(program.world_size))
 
@@ -124,7 +134,7 @@ def durations_of(case: Case) -> Durations:
 
     One number is the time of a rank's whole share, divided among its stages.
     """
-    num, share = num_stages_of(case), case.world_size / num_stages_of(case)
+    num, share = num_stages_of(case), case.world_size / depth_of(case)
     times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
     return Durations(*(_ns_of_each(listed, num, share) for listed in times))
 

@@ -1,6 +1,6 @@
 """Colours of ops, schedules and idle time, distinct for every kind of colour vision; names of ops.
 
-These are the eight colours of Okabe and Ito (2008) and, for further schedules, five that keep the
+These are the eight colours of Okabe and Ito (2008) and, for further schedules, seven that keep the
 same distance from them and from each other, as a test measures. They are chosen by hand rather than
 taken from plotly's default cycle, so that an op has the same colour in every figure. Forward work
 is blue, backward work is warm.
@@ -19,6 +19,7 @@ VERMILLION, ORANGE, YELLOW = "#D55E00", "#E69F00", "#F0E442"
 PURPLE, GREY = "#CC79A7", "#999999"
 FOREST, MINT, INDIGO = "#117733", "#9FE2BF", "#2E2E8F"
 BROWN, WINE = "#8C2D04", "#882255"
+VIOLET, PLUM = "#7755DD", "#550055"
 MEDIUM_BLUE = "#2A8BC4"  # for small marks: contrasts with white and with near-black
 
 OP_COLORS: dict[Op, str] = {
@@ -100,6 +101,8 @@ SCHEDULE_CYCLE = (
     YELLOW,
     BROWN,
     INDIGO,
+    VIOLET,
+    PLUM,
     GREY,
 )
 

@@ -216,7 +216,7 @@ def _needs(program: Program) -> Iterator[tuple[int, Action, int, Action]]:
     makers = {a: rank for rank, row in enumerate(rows) for a in row}
     for rank, row in enumerate(rows):
         for action in row:
-            fact = None if action.op is Op.W else fact_needed(action, program.num_stages)
+            fact = None if action.op is Op.W else fact_needed(action, program.placement)
             if fact is None:
                 continue
             maker = fact if fact in makers else fact._replace(op=Op.B)

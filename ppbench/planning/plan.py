@@ -34,7 +34,7 @@ class PlanRequest:
     memory_bytes: int | None
     global_batch: int
     seq_len: int
-    schedules: tuple[str, ...] = (*SCHEDULES, AUTO)
+    schedules: tuple[str, ...] = (*(n for n, s in SCHEDULES.items() if not s.is_two_way), AUTO)
     stages_per_rank: tuple[int, ...] = (1, 2)
     microbatch_sizes: tuple[int, ...] = ()
     recompute: str = AUTO

@@ -29,7 +29,13 @@ from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.period import Step, period_of, spans_in_a_row
 from engine.plan.predict import Durations, WalkedStep, predict_replicas
 from engine.plan.predict import predict as predict_program
-from engine.plan.program import Program, loop_placement, steps_can_overlap, v_placement
+from engine.plan.program import (
+    Program,
+    loop_placement,
+    steps_can_overlap,
+    two_way_placement,
+    v_placement,
+)
 from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.registry import (
     CSV_PREFIX,
@@ -173,7 +179,7 @@ class Prediction:
             "ranks": program.world_size,
             **of_replicas,
             "microbatches": program.num_microbatches,
-            "stages_per_rank": number(1 / share_of_stage(program)),
+            "stages_per_rank": number(Fraction(program.num_stages, program.world_size)),
             "num_stages": program.num_stages,
             "placement": placement_word(program),
         }
@@ -274,8 +280,8 @@ def predict(
 
 
 def share_of_stage(program: Program) -> Fraction:
-    """The share of a stage in the layers of its rank."""
-    return Fraction(program.world_size, program.num_stages)
+    """The share of a stage in what its rank has to do for a microbatch."""
+    return Fraction(program.world_size, program.placement.depth)
 
 
 @contextmanager
@@ -375,11 +381,16 @@ def program_of(
             allowed = find_schedule(request.schedule).stages_per_rank
             fix = f"; leave it out for {allowed.default}"
         else:
-            constraint = find_schedule(request.schedule).constraint
+            constraints = find_schedule(request.schedule).constraints
             p, m = request.ranks, request.microbatches
-            if constraint is not None and p is not None and m is not None:
-                fitting = [n for n in range(1, m + 2 * p + 1) if constraint.is_met(Shape(p, 1, n))]
-                below, above = [n for n in fitting if n < m][-1:], [n for n in fitting if n > m][:1]
+            own = [one.is_met for one in constraints if one.key == error.key]
+            if own and p is not None and m is not None:
+                given, shape = {"world_size": p, "num_microbatches": m}[error.key], Shape(p, 1, m)
+                values = range(1, m + 2 * p + 1)
+                near = ((n, shape._replace(**{error.key: n})) for n in values)
+                fitting = [n for n, one in near if all(is_met(one) for is_met in own)]
+                below = [n for n in fitting if n < given][-1:]
+                above = [n for n in fitting if n > given][:1]
                 fix = f"; expected for example {' or '.join(map(str, below + above))}"
         raise UsageError(f"{_OPTIONS[error.key]}: {error}{fix}") from None
     except (ValueError, OSError) as error:
@@ -451,9 +462,10 @@ def program_of_file(path: Path, max_held: int | None = None) -> Program:
 
 
 def placement_word(program: Program) -> str:
-    """The placement of the stages on ranks: `loop`, `v`, or `own` for any other."""
+    """The placement of the stages on ranks: `loop`, `v`, `two ways`, or `own` for any other."""
     p, num_stages = program.world_size, program.num_stages
-    for word, place in (("loop", loop_placement), ("v", v_placement)):
+    words = ("loop", loop_placement), ("v", v_placement), ("two ways", two_way_placement)
+    for word, place in words:
         if num_stages % p == 0 and program.placement == place(p, num_stages // p):
             return word
     return "own"

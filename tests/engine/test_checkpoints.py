@@ -47,6 +47,7 @@ REPLICATED = {
     "pipeline": (1, 2, NoCollectives()),
     "long": (1, 4, NoCollectives()),
     "with a rank of nothing": (1, 3, NoCollectives()),
+    "two way": (1, 2, NoCollectives()),
     "whole": (2, 2, DataParallel()),
     "zero1": (4, 1, Zero1()),
     "zero1 of pipelines": (2, 2, Zero1()),
@@ -58,8 +59,9 @@ REPLICATED = {
 def settings_for(name, preset="llama-tiny-tied", *, num_microbatches=4, **rest):
     replicas, world_size, sharding = REPLICATED[name]
     rest = {"optimizer": OPTIMIZER, "preset": preset, **rest}
+    schedule = "chimera" if name == "two way" else "1f1b"
     return config(
-        *("1f1b", world_size, num_microbatches), replicas=replicas, sharding=sharding, **rest
+        *(schedule, world_size, num_microbatches), replicas=replicas, sharding=sharding, **rest
     )
 
 
@@ -114,6 +116,8 @@ def uninterrupted(ranks):
         ("long", "zero1"),
         ("zero2", "long"),
         ("pipeline", "whole"),
+        ("two way", "zero1 of pipelines"),
+        ("zero2", "two way"),
     ],
 )
 def test_a_run_resumes_with_other_ranks_replicas_and_shards(

@@ -463,6 +463,7 @@ POLICIES = (
     *(Zero3(), Zero3(1, 0), TorchWindow()),
 )
 TIED_AND_CLIPPED = {**TIED, **CLIPPED}
+TWO_WAY = [name for name, schedule in SCHEDULES.items() if schedule.is_two_way]
 KINDS_OF_REPLICAS = {
     "plain": THIN,
     "tied and clipped": TIED_AND_CLIPPED,
@@ -530,6 +531,25 @@ def test_replicas_train_as_one_device_does(ranks, case):
 def test_replicas_train_so_with_every_policy_and_schedule(ranks, kind):
     for case in (case for case in EVERY if case[-1] == kind):
         assert_exact(ranks, settings_of(*case))
+
+
+@pytest.mark.parametrize(
+    ("shape", "ways", "tol", "changes"),
+    [
+        *(case(name, 2, 4, **TIED_AND_CLIPPED) for name in TWO_WAY),
+        *(case(name, 4, 8, thorough=True, **TIED_AND_CLIPPED) for name in TWO_WAY),
+        *(
+            case(TWO_WAY[at % 2], 2, 4, replicas=2, sharding=policy, **TIED_AND_CLIPPED)
+            for at, policy in enumerate((DataParallel(), Zero1(), Zero2(), Zero3()))
+        ),
+        case("chimera", 4, 4, partition=(1, 0, 0, 3), recompute=(True, *[False] * 7)),
+        awkward("tied_over_three", 4, schedule="dualpipe", m=8),
+        awkward("used_by_some", 2, schedule="chimera", **VARYING),
+        awkward("complex_weights_and_buffers", 2, schedule="chimera", **UNTRAINED),
+    ],
+)
+def test_two_owners_of_a_stage_train_as_one_device_does(ranks, shape, ways, tol, changes):
+    assert_case(ranks, shape, ways, tol, changes)
 
 
 def test_every_collective_of_the_program_leaves_one_span_in_the_order_of_its_lane(ranks):

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.plan.program import Placement, Program, from_csv, loop_placement, v_placement
+from engine.plan.program import (
+    Placement,
+    Program,
+    from_csv,
+    loop_placement,
+    two_way_placement,
+    v_placement,
+)
+from engine.plan.schedules.bidirectional import chimera, dualpipe
 from engine.plan.schedules.breadth_first import afab, looped_bfs
 from engine.plan.schedules.controlled_memory import v_half, v_min
 from engine.plan.schedules.one_f_one_b import (
@@ -52,10 +60,11 @@ ANY_STAGES = StagesPerRank(1, None, 2)
 
 @dataclass(frozen=True)
 class Constraint:
-    """A schedule's condition on the number of microbatches."""
+    """A schedule's condition on the number of microbatches, or on another key."""
 
     text: str
     is_met: Callable[[Shape], bool]
+    key: str = "num_microbatches"
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,12 @@ class Schedule:
     place: Callable[[int, int], Placement]  # (p, v)
     stages_per_rank: StagesPerRank
     source: str
-    constraint: Constraint | None = None
+    constraints: tuple[Constraint, ...] = ()
+
+    @property
+    def is_two_way(self) -> bool:
+        """Whether two pipelines go over its ranks, so that each stage has two owners."""
+        return self.place is two_way_placement
 
 
 IN_ROUNDS = Constraint(
@@ -77,6 +91,19 @@ IN_ROUNDS = Constraint(
 TWICE_THE_RANKS = Constraint(
     "num_microbatches must be at least 2 x world_size",
     lambda shape: shape.num_microbatches >= 2 * shape.world_size,
+)
+EVEN_RANKS = Constraint(
+    "world_size must be even",
+    lambda shape: shape.world_size % 2 == 0,
+    "world_size",
+)
+EVEN_MICROBATCHES = Constraint(
+    "num_microbatches must be even",
+    lambda shape: shape.num_microbatches % 2 == 0,
+)
+WHOLE_UNITS = Constraint(
+    "num_microbatches must be a multiple of world_size",
+    lambda shape: shape.num_microbatches % shape.world_size == 0,
 )
 
 SCHEDULES: dict[str, Schedule] = {
@@ -90,7 +117,7 @@ SCHEDULES: dict[str, Schedule] = {
             loop_placement,
             ANY_STAGES,
             "arXiv 2104.04473",
-            IN_ROUNDS,
+            (IN_ROUNDS,),
         ),
         Schedule("looped_bfs", looped_bfs, loop_placement, ANY_STAGES, "arXiv 2211.05953"),
         Schedule("zb_h1", zb_h1, loop_placement, ONE_STAGE, "arXiv 2401.10241"),
@@ -101,14 +128,30 @@ SCHEDULES: dict[str, Schedule] = {
             loop_placement,
             ANY_STAGES,
             "arXiv 2401.10241; torch's InterleavedZeroBubble",
-            IN_ROUNDS,
+            (IN_ROUNDS,),
         ),
         Schedule("zbv", zbv, v_placement, TWO_STAGES, "arXiv 2401.10241"),
         Schedule(
-            "dualpipev", dualpipev, v_placement, TWO_STAGES, "arXiv 2412.19437", TWICE_THE_RANKS
+            "dualpipev", dualpipev, v_placement, TWO_STAGES, "arXiv 2412.19437", (TWICE_THE_RANKS,)
         ),
         Schedule("v_half", v_half, v_placement, TWO_STAGES, "arXiv 2405.15362"),
         Schedule("v_min", v_min, v_placement, TWO_STAGES, "arXiv 2405.15362"),
+        Schedule(
+            "chimera",
+            chimera,
+            two_way_placement,
+            TWO_STAGES,
+            "arXiv 2107.06925",
+            (EVEN_RANKS, WHOLE_UNITS),
+        ),
+        Schedule(
+            "dualpipe",
+            dualpipe,
+            two_way_placement,
+            TWO_STAGES,
+            "arXiv 2412.19437",
+            (EVEN_RANKS, EVEN_MICROBATCHES, TWICE_THE_RANKS),
+        ),
     )
 }
 ALIASES = {"gpipe": "afab"}
@@ -166,12 +209,13 @@ def shape_of(
             "stages_per_rank", f"{schedule.name} needs {wanted} {stages} per rank, got {v}"
         )
     shape = Shape(world_size, v, num_microbatches)
-    if schedule.constraint is not None and not schedule.constraint.is_met(shape):
-        raise ShapeError(
-            "num_microbatches",
-            f"{schedule.name}: {schedule.constraint.text}; got num_microbatches "
-            f"{num_microbatches}, world_size {world_size}",
-        )
+    for constraint in schedule.constraints:
+        if not constraint.is_met(shape):
+            raise ShapeError(
+                constraint.key,
+                f"{schedule.name}: {constraint.text}; got num_microbatches {num_microbatches}, "
+                f"world_size {world_size}",
+            )
     return shape
 
 

@@ -32,9 +32,10 @@ DOWN, UP = 0, 1
 class _Growing:
     """A rank's row as it grows: each op of each stage takes the next microbatches."""
 
-    def __init__(self, stages: tuple[int, ...]) -> None:
+    def __init__(self, stages: tuple[int, ...], firsts: tuple[int, ...] = (0, 0)) -> None:
+        """`firsts`: the first microbatch of each stage."""
         self.row = Row.of(())
-        self._stages = stages
+        self._stages, self._firsts = stages, firsts
         self._next = Counter[tuple[int, Op]]()
 
     def add(self, times: int, *actions: tuple[int, Op]) -> None:
@@ -44,7 +45,7 @@ class _Growing:
     def take(self, times: int, way: int, op: Op) -> Row:
         """An op of a stage for its next microbatches."""
         counted = Op.I if op is Op.B else op  # a B is an I whose W is not put off
-        first = self._next[way, counted]
+        first = self._firsts[way] + self._next[way, counted]
         self._next[way, counted] += times
         return Row.alike(op, self._stages[way], array("q", range(first, first + times)))
 
@@ -83,18 +84,26 @@ def _zbv_row(rank: int, placement: Placement, num_microbatches: int) -> Row:
 
 def dualpipev(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank; needs m >= 2p."""
+    p = placement.world_size
     return [
-        _dualpipev_row(rank, placement, num_microbatches) for rank in range(placement.world_size)
+        dualpipev_row(rank, placement.stages_of(rank), p, num_microbatches) for rank in range(p)
     ]
 
 
-def _dualpipev_row(rank: int, placement: Placement, num_microbatches: int) -> Row:
-    row, hops = _Growing(placement.stages_of(rank)), placement.world_size - rank - 1
+def dualpipev_row(
+    rank: int,
+    stages: tuple[int, ...],
+    world_size: int,
+    num_microbatches: int,
+    firsts: tuple[int, ...] = (0, 0),
+) -> Row:
+    """The row of a rank with a stage down and one up; `firsts`: the first microbatch of each."""
+    row, hops = _Growing(stages, firsts), world_size - rank - 1
     backwards = (UP, Op.B), (UP, Op.F), (DOWN, Op.B)
     row.add(2 * hops, (DOWN, Op.F))
     row.add(rank + 1, (DOWN, Op.F), (UP, Op.F))
     row.add(hops, (UP, Op.I), (UP, Op.W), (UP, Op.F))
-    row.add(num_microbatches - 2 * placement.world_size + rank + 1, (DOWN, Op.F), *backwards)
+    row.add(num_microbatches - 2 * world_size + rank + 1, (DOWN, Op.F), *backwards)
     row.add(hops, *backwards)
     # The last backwards; from the middle of them on, W is put off to where the rank would wait.
     pairs, is_odd = divmod(rank + 1, 2)

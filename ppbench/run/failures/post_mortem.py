@@ -285,7 +285,7 @@ class _Waits:
             return _Wait(tuple(r for r in others if self._is_gone(r) or r not in here))
         is_of_row = seen.action.op in COMPUTE_OPS and self._row_of(seen.rank)
         receive_or_none = incoming(seen.action, self._program) if is_of_row else None
-        needed = fact_needed(seen.action, self._program.num_stages) if is_of_row else None
+        needed = fact_needed(seen.action, self._program.placement) if is_of_row else None
         if receive_or_none is None or needed is None:
             return None
         # It waits for what the sender has yet to do, or for a message that should have arrived.

@@ -64,7 +64,7 @@ def sums_of_losses(
     finally:
         data.close()
     before = random_state(device)
-    num_stages = lowered_of(config).num_stages
+    num_stages = lowered_of(config).placement.depth
     partition = partition_layers("uniform", model.num_layers, num_stages)
     # Messages of all microbatches are kept, but never their logits.
     carried: list[tuple[Tensor, ...]] = [(inputs,) for inputs in batch.inputs[begin:]]

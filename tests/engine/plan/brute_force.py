@@ -17,7 +17,7 @@ def facts_made(action):
     return [(stage, half, m) for half in ("IW" if op == "B" else op)]
 
 
-def facts_needed(action, num_stages):
+def facts_needed(action, depth):
     """The forward before it, the backward behind it, and its own forward or I."""
     stage, op, m = action
     needed = {
@@ -25,12 +25,13 @@ def facts_needed(action, num_stages):
         "I": [(stage, "F", m), (stage + 1, "I", m)],
         "W": [(stage, "I", m)],
     }["I" if op == "B" else op]
-    return [fact for fact in needed if 0 <= fact[0] < num_stages]
+    return [fact for fact in needed if fact[0] // depth == stage // depth]
 
 
 def is_legal(program):
     """Run it: pass over the ranks until nothing moves, then see whether all is done once."""
-    num_stages, microbatches = program.num_stages, range(program.num_microbatches)
+    num_stages, num_microbatches = program.num_stages, program.num_microbatches
+    depth, directions = program.placement.depth, program.placement.directions
     done, positions, moves = Counter(), [0] * len(program.actions), True
     while moves:
         moves = False
@@ -42,12 +43,16 @@ def is_legal(program):
                 )
                 if not is_placed:
                     return False
-                if any(done[fact] == 0 for fact in facts_needed(action, num_stages)):
+                if any(done[fact] == 0 for fact in facts_needed(action, depth)):
                     break
                 done.update(facts_made(action))
                 positions[rank] += 1
                 moves = True
-    wanted = set(itertools.product(range(num_stages), "FIW", microbatches))
+    wanted = {
+        (stage, op, m)
+        for stage, op, m in itertools.product(range(num_stages), "FIW", range(num_microbatches))
+        if stage // depth == m * directions // num_microbatches
+    }
     return (
         set(done) == wanted
         and set(done.values()) == {1}

@@ -60,6 +60,24 @@ def v_half_bubble(shape, times):
     return times.f * (7 * p - (4 if p % 2 == 0 else 7)) / 4
 
 
+def chimera_bubble(shape, times):
+    """Filled and drained from both ends; each further unit waits for the backwards before it."""
+    p, _, m = shape
+    f, b = times.f, times.i + times.w
+    return (p - 2) * (b + (m // p - 1) * (b - f)) if b >= f else None
+
+
+def dualpipe_bubble(shape, times):
+    """Pairs run in order: half a V over half the ranks."""
+    p, _, _ = shape
+    return (p // 2 - 1) * times.f if _are_equal(times) else None
+
+
+def chimera_peak(shape, rank):
+    p = shape.world_size
+    return p // 2 + 1 + min(rank, p - 1 - rank)
+
+
 def interleaved_peak(shape, rank):
     """What warms it up, and the forward of the first pair."""
     p, v, m = shape
@@ -91,6 +109,8 @@ FORMS = {  # idle time of a rank in a step, by the makespan; the most that a ran
     "interleaved_zb": (zero_bubble, interleaved_zb_peak),
     "zbv": (v_bubble, up_to(lambda p: p)),
     "dualpipev": (v_bubble, lambda shape, _: shape.world_size + Fraction(1, 2)),
+    "chimera": (chimera_bubble, chimera_peak),
+    "dualpipe": (dualpipe_bubble, lambda shape, _: shape.world_size + 1),
     "v_half": (v_half_bubble, up_to(lambda p: (p + 2) // 2)),
     "v_min": (v_min_bubble, up_to(lambda p: (p + 4) // 3)),
 }

@@ -70,6 +70,7 @@ def programs(draw, ranks=ONE_TO_FOUR):
     try:
         program = build_program(name, p, m, v)
     except ShapeError:
+        p += p % 2 if SCHEDULES[name].is_two_way else 0
         program = build_program(name, p, 2 * p, v)
     if draw(st.booleans()):
         rows = [list(row) for row in program.actions]

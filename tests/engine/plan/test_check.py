@@ -20,7 +20,7 @@ from engine.plan.lower import Policy, lower
 from engine.plan.messages import Edge, edge_of
 from engine.plan.program import Placement, Program, loop_placement
 from engine.plan.rules import ProgramError, peak_activations
-from engine.plan.schedules.registry import build_program
+from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.walk import Sharing
 
 
@@ -154,6 +154,7 @@ def test_the_place_is_marked_in_a_part_of_a_long_grid():
 @pytest.mark.parametrize(("name", "v"), FAMILIES)
 @pytest.mark.parametrize("p", [1, 4])
 def test_the_memory_rule_refuses_one_less_than_the_peak(name, v, p):
+    p = max(p, 2 if SCHEDULES[name].is_two_way else 1)
     program = build_program(name, p, 2 * p, v)
     peaks = peak_activations(program)
     most = max(peaks)
@@ -255,7 +256,8 @@ def test_a_send_follows_its_producer_and_a_receive_stands_as_far_ahead_as_asked(
 def test_every_message_has_two_ends_a_receive_is_early_and_compute_keeps_its_order(
     name, v, look_ahead
 ):
-    program = build_program(name, 3, 6, v)
+    p = 4 if SCHEDULES[name].is_two_way else 3
+    program = build_program(name, p, 2 * p, v)
     lowered = lower(program, Policy.EARLY, look_ahead)
     assert (lowered == lower(program, Policy.JUST_IN_TIME, 7)) == (look_ahead == 0)
     assert lowered.compute_only().actions == program.actions
@@ -266,7 +268,7 @@ def test_every_message_has_two_ends_a_receive_is_early_and_compute_keeps_its_ord
     )
     assert sent == received
     num_crossings = sum(a != b for a, b in itertools.pairwise(program.placement.ranks))
-    assert len(sent) == 2 * num_crossings * 6
+    assert len(sent) == 2 * num_crossings * 2 * p / program.placement.directions
     for row in lowered.actions:
         compute = [action for action in row if action.op in COMPUTE_OPS]
         num_done, due = 0, {}

@@ -16,6 +16,7 @@ from engine.plan.schedules.registry import build_program
 STAGES_OF_ONE = (2, 2, 2)  # F, I and W of a rank with two stages
 DRAWN = {
     "breadth_first": [("afab", 3, 3, (2, 1, 1)), ("looped_bfs", 2, 2, STAGES_OF_ONE)],
+    "bidirectional": [("chimera", 4, 4, (1, 1, 0)), ("dualpipe", 2, 4, (1, 1, 1))],
     "v_shaped": [("zbv", 2, 3, STAGES_OF_ONE)],
     "controlled_memory": [("v_half", 3, 2, STAGES_OF_ONE), ("v_min", 3, 2, STAGES_OF_ONE)],
     "one_f_one_b": [

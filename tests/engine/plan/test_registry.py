@@ -29,7 +29,7 @@ AT_MOST = {"zbv", "v_half", "v_min"}  # some of their ranks may hold less than t
 
 def idle_ns(program, costs):
     """The idle time of a rank in a step, and the costs, scaled so that stages divide them."""
-    scaled = tuple(cost * program.num_stages for cost in costs)
+    scaled = tuple(cost * program.placement.depth for cost in costs)
     step = predict(program, uniform(program.placement, *scaled))
     return step.makespan_ns - program.num_microbatches * sum(scaled), scaled
 
@@ -50,7 +50,8 @@ def test_a_schedule_is_legal_cannot_hang_and_idles_and_holds_as_stated(name, v, 
                 is_even = len(set(costs)) == 1
                 assert stated is not None or m < 2 * p or not is_even, shape
             stated = [PEAK[name](shape, rank) for rank in range(p)]
-            held = [Fraction(peak, v) for peak in peak_activations(program)]
+            parts = Fraction(program.placement.depth, p)  # of the model, that a microbatch passes
+            held = [peak / parts for peak in peak_activations(program)]
             if name in AT_MOST:
                 assert all(one <= limit for one, limit in zip(held, stated, strict=True)), shape
                 assert max(held) == max(stated), shape

@@ -81,7 +81,7 @@ def test_a_file_that_torch_wrote_with_transfers_is_legal_and_cannot_hang(
 
 
 @pytest.mark.parametrize("p", [2, 4])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", [n for n, one in SCHEDULES.items() if not one.is_two_way])
 def test_torch_loads_our_file_and_its_simulator_runs_our_transfers_to_the_end(tmp_path, name, p):
     """Posted just in time: its receives block, which an early one must not."""
     v = 1 if SCHEDULES[name].stages_per_rank.most == 1 else 2

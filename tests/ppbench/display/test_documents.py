@@ -168,6 +168,9 @@ def is_rows(value, header):
 def planning(rng):
     """A program of any size, in a file whose name has up to 40 characters, or by its name."""
     name, p, m = rng.choice([*SCHEDULES]), rng.randint(1, 16), rng.randint(1, 64)
+    if SCHEDULES[name].is_two_way:
+        p += p % 2
+        m += -m % p
     shape = f"-p {p} -m {m}{rng.choice(['', ' -v 2'])}"
     if rng.random() < 0.4:
         path = "x" * rng.randint(1, 32) + ".csv"
