@@ -196,13 +196,14 @@ def test_a_terminal_gets_colours_and_blocks_that_fit(monkeypatch):
 @pytest.mark.parametrize("width", [12, 79])
 @pytest.mark.parametrize("cost", ["F=1,I=1.1,W=0.7", "F=6,I=1,W=1"])
 def test_every_action_is_drawn_once_whatever_the_width_and_costs(cost, width):
-    for name in SCHEDULES:
-        prediction = predicted(name, 3, 6, cost=cost)
+    for name, schedule in SCHEDULES.items():
+        p = 4 if schedule.is_two_way else 3
+        prediction = predicted(name, p, 2 * p, cost=cost)
         plain = ANSI.sub("", drawn(prediction, width))
         rank_0 = "".join(
             line.removeprefix("rank 0  ") for line in plain.splitlines() if line[:6] == "rank 0"
         )
-        has_stages = prediction.program.num_stages > 3
+        has_stages = prediction.program.num_stages > p
         for stage, op, microbatch in prediction.program.actions[0]:
             label = f"{stage if has_stages else ''}{op}{microbatch}"
             assert rank_0.count(label) == 1, (name, label, rank_0)
