@@ -11,7 +11,7 @@ from __future__ import annotations
 
 DISTRIBUTION = "ppbench-torch"
 """The name on PyPI, where `ppbench` is another project."""
-OLDEST_TORCH = (2, 9)
+OLDEST_TORCH = (2, 10)
 _EXTRAS = {
     "datasets": "hf",
     "kaleido": "images",

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "versions.md"
 SHOWN = ("torch", "transformers", "numpy", "pandas", "pyarrow", "duckdb", "plotly", "typer")
 TESTS = ("tests/engine/model", "tests/engine/run", "tests/ppbench/external", "tests/ppbench/store")
-FOR_TESTS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+FOR_TESTS = ("click>=8.2", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 FIRST_SWEEP = (
     "ppbench sweep quick",
     "ppbench report",

@@ -229,7 +229,7 @@ def _groups_of(module: torch.nn.Module) -> Iterator[Any]:
     for part in module.modules():
         if isinstance(part, FSDPModule):
             state: Any = part._get_fsdp_state()
-            groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.9 has one at most
+            groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.10 has one at most
             found = [getattr(state, "_fsdp_param_group", None)] if groups is None else groups
             yield from (group for group in found if group is not None)
 
