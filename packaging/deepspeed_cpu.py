@@ -2,11 +2,9 @@
 
     DS_BUILD_OPS=0 pip install deepspeed
     torchrun --nproc-per-node 2 packaging/deepspeed_cpu.py traces
-    ppbench import traces --name deepspeed \
-        --pattern 'pipe/engine\\.py\\(\\d+\\): _exec_(?P<op>forward|backward)_pass$'
 
-DeepSpeed names an instruction of its engine by the function that runs it. The first start compiles
-its messages in shared memory, which needs a C++ compiler and a minute.
+docs/howto/other-trainers.md says how `ppbench import` reads the traces. The first start compiles
+DeepSpeed's messages in shared memory, which needs a C++ compiler and a minute.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 
     pip install megatron-core
     torchrun --nproc-per-node 2 packaging/megatron_cpu.py traces
-    ppbench import traces --name megatron \
-        --pattern 'schedules\\.py\\(\\d+\\): (?P<op>forward|backward)_step$'
 
-megatron-core asks for GPUs by name. What it asks for is made on the CPU here, and messages go
-through gloo.
+docs/howto/other-trainers.md says how `ppbench import` reads the traces. megatron-core asks for GPUs
+by name: what it asks for is made on the CPU here, and messages go through gloo.
 """
 
 from __future__ import annotations

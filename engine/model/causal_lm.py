@@ -261,6 +261,8 @@ class CausalLM:
         layers = partition[stage]
         is_first, is_last = stage == 0, stage == len(partition) - 1
         model = self._build()
+        if len(partition) > 1:
+            _check_outermost_forward(model)
         owned = {n for n in self._names if self._stage_of(n, partition) == stage}
         needed = {source for name, source in self._sources.items() if name in owned}
         self._cut(model, layers, needed, is_first=is_first, is_last=is_last)
@@ -297,6 +299,20 @@ class CausalLM:
                 setattr(
                     model.get_submodule(parent), own, _OnAnotherStage(model.get_submodule(name))
                 )
+
+
+def _check_outermost_forward(model: PreTrainedModel) -> None:
+    """Refuse what was put around the whole model's forward: stages but the last call its base."""
+    around = {
+        "a forward pre-hook": model._forward_pre_hooks,
+        "a forward hook": model._forward_hooks,
+        "a forward of its own instead of its class's": "forward" in vars(model),
+    }
+    if found := [name for name, is_there in around.items() if is_there]:
+        raise ModelError(
+            f"this {type(model).__name__} has {found[0]}, which only the last stage would run; "
+            "put it on the model's base or a layer, or train on one rank"
+        )
 
 
 def _has_any(prefix: str, names: Collection[str]) -> bool:

@@ -133,10 +133,10 @@ def broken() -> nn.Module:
     raise RuntimeError("no weights today")
 
 
-def small_llama() -> LlamaForCausalLM:
+def small_llama(vocab_size: int = 64) -> LlamaForCausalLM:
     """A small Llama whose factory changes its weights, which must be kept."""
     config = LlamaConfig(
-        vocab_size=64,
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=4,
@@ -146,6 +146,29 @@ def small_llama() -> LlamaForCausalLM:
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         model.model.norm.weight.fill_(0.5)
+    return model
+
+
+def hooked_llama() -> LlamaForCausalLM:
+    """A small Llama that reads its token ids backwards, by a hook on the whole model."""
+    model = small_llama(256)
+
+    def backwards(_module: nn.Module, args: tuple[object, ...], given: dict[str, Tensor]) -> object:
+        return args, {name: x.flip(1) if name == "input_ids" else x for name, x in given.items()}
+
+    model.register_forward_pre_hook(backwards, with_kwargs=True)
+    return model
+
+
+def patched_llama() -> LlamaForCausalLM:
+    """A small Llama that reads its token ids backwards, by a forward set on the object."""
+    model = small_llama(256)
+    usual = model.forward
+
+    def forward(input_ids: Tensor, **given: object) -> object:
+        return usual(input_ids=input_ids.flip(1), **given)
+
+    vars(model)["forward"] = forward
     return model
 
 

@@ -82,7 +82,9 @@ ELSEWHERE = (
     "pip install -e",
     "pip install ppbench-torch",
     "pip install torchtitan triton ppbench-torch",
-    "torchrun --nproc-per-node 2 packaging/torchtitan_cpu.py",
+    "pip install megatron-core",
+    "DS_BUILD_OPS=0 pip install deepspeed",
+    "torchrun --nproc-per-node 2 packaging/",
     "torchrun --nproc-per-node 2 train.py",
 )
 """What needs other machines or the network, or is run by tests/test_docs.py."""
