@@ -1,7 +1,7 @@
 """Tries ppbench with the oldest and the newest of everything that it may be installed with.
 
     make matrix                                      # all rows, each in a fresh environment
-    python packaging/matrix.py --only oldest         # some of them
+    python packaging/matrix.py --only oldest         # some of them; the others' rows stay
     python packaging/matrix.py --keep FOLDER         # the environments stay there, for later
 
 Each row installs the wheel, runs a first sweep with its report in an empty folder, and then those
@@ -67,8 +67,7 @@ def main() -> None:
         subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         (wheel,) = folder.glob("ppbench_torch-*.whl")
         lines = [tried(row, folder / row.name.replace(" ", "-"), wheel) for row in rows]
-    if not asked.only:
-        write_page(lines)
+    write_page(lines)
     failed = [line[0] for line in lines if not line[-1].startswith("ok")]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
@@ -135,11 +134,14 @@ def tried(row: Row, folder: Path, wheel: Path) -> list[str]:
 
 
 def write_page(lines: Sequence[Sequence[str]]) -> None:
-    """Put the table into the page, between its marks."""
-    heads = ["", "Python", *SHOWN, "outcome"]
-    table = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *lines)]
+    """Put the rows into the page's table; those that were not tried stay as they are."""
     head, _, rest = PAGE.read_text().partition("<!-- the table -->\n")
-    tail = rest.partition("<!-- its end -->")[2]
+    before, _, tail = rest.partition("<!-- its end -->")
+    rows = {line.split("|")[1].strip(): line for line in before.splitlines() if "|" in line}
+    rows |= {cells[0]: f"| {' | '.join(cells)} |" for cells in lines}
+    heads = ["", "Python", *SHOWN, "outcome"]
+    table = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads))]
+    table += [rows[row.name] for row in ROWS if row.name in rows]
     text = "\n".join(table)
     PAGE.write_text(f"{head}<!-- the table -->\n{text}\n<!-- its end -->{tail}")
 

@@ -30,7 +30,9 @@ WIDTH, LAYERS, STEPS, MICROBATCH, MICROBATCHES, SEQ_LEN = 64, 4, 6, 4, 8, 16
 class OnCpu(TorchFunctionMode):
     """Makes on the CPU what is asked for on a GPU."""
 
-    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None):
+    def __torch_function__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device")).startswith("cuda"):
             kwargs["device"] = "cpu"
