@@ -286,8 +286,8 @@ def test_what_decides_what_is_trained_is_verified_anew_and_what_does_not_is_not(
     assert all(now != then for now, then in zip(keys_of_files(), before, strict=True))
 
 
-SILENT = """\
-name = "silent"
+ODD = """\
+name = "odd"
 num_microbatches = 4
 seq_len = 16
 measure = {warmup_steps = 1, max_warmup_steps = 1, steps = 8}
@@ -296,8 +296,16 @@ train.learning_rate = 1e-2
 [grid]
 model.preset = [
     "authors:viewing", "authors:drifting", "authors:growing", "authors:differentiating",
-    "authors:swapping",
+    "authors:swapping", "authors:fixed", "authors:single", "authors:Redrawing",
 ]
+
+[[override]]
+where = {model.preset = ["authors:fixed", "authors:single", "authors:Redrawing"]}
+set = {seq_len = 24}
+
+[[override]]
+where = {model.preset = "authors:Redrawing"}
+set = {world_size = 2, model = {split = "trace", split_points = ["drop"]}}
 
 [[override]]
 where = {model.preset = ["authors:viewing", "authors:drifting"]}
@@ -319,51 +327,39 @@ SAID = {
 }
 
 
-def test_what_used_to_train_wrong_in_silence_is_exact_or_says_what_is_wrong(tmp_path):
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """The runs of odd models of an author, by their names."""
+    folder = tmp_path_factory.mktemp("odd")
+    shutil.copy(HERE / "authors.py", folder)
+    (folder / "a.toml").write_text(ODD)
+    ppbench("sweep", "a.toml", "--no-report", folder=folder)
+    return Store(folder / "results").last_sweep().runs.set_index("model_preset")
+
+
+def test_what_used_to_train_wrong_in_silence_is_exact_or_says_what_is_wrong(odd):
     """Views that sharding leaves behind, weights that a forward changes, messages that grow, and
     under a split backward layers that differentiate themselves or swap their weights."""
-    shutil.copy(HERE / "authors.py", tmp_path)
-    (tmp_path / "a.toml").write_text(SILENT)
-    ppbench("sweep", "a.toml", "--no-report", folder=tmp_path)
-    runs = Store(tmp_path / "results").last_sweep().runs.set_index("model_preset")
     for name, words in SAID.items():
-        run = runs.loc[f"authors:{name}"]
+        run = odd.loc[f"authors:{name}"]
         assert run["status"] == "invalid", name
         assert re.search(words, run["error"]), run["error"]
-    swapping = runs.loc["authors:swapping"]
+    swapping = odd.loc["authors:swapping"]
     assert swapping["status"] == "ok"
     assert swapping["verified"].startswith("against the factory's module")
 
 
-LIMITED = """\
-name = "limited"
-seq_len = 24
-measure = {warmup_steps = 1, max_warmup_steps = 1, steps = 2}
-
-[grid]
-model.preset = ["authors:fixed", "authors:single", "authors:Redrawing"]
-
-[[override]]
-where = {model.preset = "authors:Redrawing"}
-set = {world_size = 2, model = {split = "trace", split_points = ["drop"]}}
-"""
-
-
-def test_a_model_that_takes_one_length_or_one_precision_is_compared_as_it_can_be(tmp_path):
+def test_a_model_that_takes_one_length_or_one_precision_is_compared_as_it_can_be(odd):
     """One that runs in single precision alone, and cannot be compared in it, is ok."""
-    shutil.copy(HERE / "authors.py", tmp_path)
-    (tmp_path / "a.toml").write_text(LIMITED)
-    ppbench("sweep", "a.toml", "--no-report", folder=tmp_path)
-    runs = Store(tmp_path / "results").last_sweep().runs.set_index("model_preset")
     for name, words in (
         ("fixed", "24 tokens in float64"),
         ("single", "16 tokens in float32"),
         ("Redrawing", "no: the model draws random numbers, and drop, where a stage"),
     ):
-        run = runs.loc[f"authors:{name}"]
+        run = odd.loc[f"authors:{name}"]
         assert run["status"] == "ok", run["error"]
         assert words in run["verified"]
-    assert runs.loc["authors:Redrawing", "verified"].startswith("no: ")
+    assert odd.loc["authors:Redrawing", "verified"].startswith("no: ")
 
 
 @pytest.fixture(scope="module")
