@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import recordings
-from command import ppbench
+from command import inside, ppbench
 from pages import DOCS, File, steps_of
 
 from ppbench.store import Store
@@ -63,21 +63,11 @@ def test_a_classifier_with_its_own_batches_is_exact_in_a_sweep(folder: Path) -> 
 
 
 def test_its_plan_counts_samples_and_is_of_its_own_inputs(folder: Path) -> None:
+    """Its costs are measured in a process of their own, which finds the factory."""
     small = ("--set", "plan.microbatch_sizes=[2]", "--set", "plan.recompute=none")
-    words = (
-        *small,
-        "--set",
-        "schedule=1f1b",
-        "--set",
-        "plan.ranks=[2]",
-        "--effort",
-        "0.05",
-        "--format",
-        "json",
-    )
-    done = ppbench("plan", "vit.toml", *words, folder=folder)
-    assert done.returncode == 0, done.stderr
-    (first, *_) = json.loads(done.stdout)["proposals"]
+    small += ("--set", "schedule=1f1b", "--set", "plan.ranks=[2]", "--effort", "0.05")
+    planned = inside("plan", "vit.toml", *small, "--format", "json", folder=folder)
+    (first, *_) = json.loads(planned)["proposals"]
     assert first["tokens_per_s"] == pytest.approx(8 / first["step_ns"] * 1e9, rel=1e-3)
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command import ppbench
+from command import ppbench, printed
 from transformers import GPT2Config, GPT2LMHeadModel
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -32,7 +32,7 @@ schedule = ["zb_h1"]
 """
 
 
-def test_a_gpt_2_is_swept_and_planned(tmp_path):
+def test_a_gpt_2_is_swept_and_planned(tmp_path, monkeypatch):
     ids = {"bos_token_id": 0, "eos_token_id": 0}
     config = GPT2Config(n_layer=4, n_embd=32, n_head=4, n_positions=32, vocab_size=256, **ids)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
@@ -42,6 +42,6 @@ def test_a_gpt_2_is_swept_and_planned(tmp_path):
     (run,) = json.loads(done.stdout)["runs"]
     assert run["status"] == "ok"
     assert run["verified"].startswith("against transformers' module, unsplit")
-    done = ppbench("plan", "mine.toml", "--effort", "0.05", "--format", "json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert {one["schedule"] for one in json.loads(done.stdout)["proposals"]} == {"1f1b", "zb_h1"}
+    monkeypatch.chdir(tmp_path)
+    done = printed("plan", "mine.toml", "--effort", "0.05", "--format", "json")
+    assert {one["schedule"] for one in json.loads(done.text)["proposals"]} == {"1f1b", "zb_h1"}

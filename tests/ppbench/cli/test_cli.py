@@ -14,6 +14,7 @@ from command import PATIENCE_S, inside, ppbench
 
 from engine.plan.lower import lower
 from engine.plan.schedules.registry import build_program
+from ppbench.run.job import read_state
 from ppbench.run.sweep import control
 from ppbench.store import Store
 
@@ -191,8 +192,10 @@ def test_a_report_has_the_file_that_was_measured_whatever_became_of_it(tmp_path,
 
 def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
     (tmp_path / "emulated.toml").write_text(EMULATED)
-    done = ppbench("sweep", "emulated.toml", folder=tmp_path)
+    done = ppbench("sweep", "emulated.toml", "--live", folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    (launch,) = (tmp_path / "results" / "launches").iterdir()
+    assert read_state(launch).num_shown == 4  # ranks have waited while the page was written
     assert "planned" in done.stdout  # a heading, whose unit may be below it
     store = Store(tmp_path / "results")
     runs = store.last_sweep().runs
@@ -205,6 +208,7 @@ def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
     (page,) = (tmp_path / "reports").glob("emulated*.html")
     assert page.name in (tmp_path / "reports" / "index.html").read_text()
     text = page.read_text()
+    assert 'id="live"' not in text
     assert "planned (ms)" in text
     assert "<h2>Peak memory</h2>" not in text  # nothing was allocated
     assert f"results/profiles/{max(runs['run_id'])}" in inside("show", "last", folder=tmp_path)

@@ -6,14 +6,14 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from command import EMULATED_SWEEP, ppbench
+from command import EMULATED_SWEEP
 from stored_runs import run_row, store_with
 
 from ppbench.cli.live import LiveReport
 from ppbench.config.case import Case, Measure
 from ppbench.config.reader import read_sweep
 from ppbench.display.formats import Assets
-from ppbench.run.job import Event, PlannedRun, read_state
+from ppbench.run.job import Event, PlannedRun
 from ppbench.run.sweep.plan import Choice, plan_sweep
 from ppbench.run.sweep.progress import Display
 from ppbench.store import Store
@@ -71,14 +71,3 @@ def test_of_a_stopped_sweep_without_an_ended_case_no_page_is_left(report, tmp_pa
     with pytest.raises(KeyboardInterrupt), report():
         raise KeyboardInterrupt
     assert list((tmp_path / "reports").iterdir()) == []
-
-
-@pytest.mark.usefixtures("warm_starts")
-def test_the_ranks_wait_while_the_page_is_written(tmp_path):
-    (tmp_path / "live.toml").write_text(EMULATED)
-    done = ppbench("sweep", "live.toml", "--live", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (page,) = (tmp_path / "reports").glob("live-*.html")
-    assert 'id="live"' not in page.read_text()
-    (launch,) = (tmp_path / "results" / "launches").iterdir()
-    assert read_state(launch).num_shown == 2
