@@ -237,13 +237,6 @@ def test_what_is_exported_reads_back_and_is_torch_s(tmp_path, name, communicatio
     assert again == str(tmp_path / "again.csv")
 
 
-GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
-LOWERED = (
-    "0F0,0SEND_F0,0RECV_B0,0B0\n"
-    "1RECV_F0,1F0,1B0,1SEND_B0\n"
-)  # fmt: skip
-
-
 @pytest.mark.usefixtures("fresh_starts")
 def test_planning_needs_neither_torch_nor_plotly():
     code = (

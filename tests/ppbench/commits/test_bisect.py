@@ -11,7 +11,7 @@ from tracked import in_one_file
 
 from ppbench.commits.bench import Bench
 from ppbench.display.formats import Format
-from ppbench.errors import LaunchError, UsageError
+from ppbench.errors import LaunchError
 from ppbench.store import Store
 
 GOOD, BAD = 1000.0, 930.0
@@ -211,8 +211,3 @@ def test_a_commit_that_was_measured_while_no_other_was_is_not_compared(repositor
     assert outcome.exit_code == 3
     assert "first bad commit" not in outcome.text
     assert "(16.7 %)" in outcome.text  # one of six: nothing is known
-
-
-def test_to_be_altogether_sure_is_refused(repository):
-    with pytest.raises(UsageError, match="expected 50% or more, and less than 100%"):
-        asked(repository, sweep_in(repository[0]), Format.table, "--confidence", "100%")

@@ -68,11 +68,3 @@ def test_by_default_the_last_sweep_goes_out_and_never_two_commits_at_once(store,
     with pytest.raises(UsageError, match="takes the runs of one commit, and these are of 2: 1111"):
         output_of(export, ExportFormat.bencher, [first, newest], None, None, store.folder)
     assert capsys.readouterr().err == "figures of commit 222222222\n"
-
-
-def test_bencher_takes_no_table_and_no_failed_runs(store):
-    add_launches(store, [None], ONE, status="oom")
-    with pytest.raises(UsageError, match="--table steps: bencher takes figures of runs, no table"):
-        output_of(export, ExportFormat.bencher, [], "steps", None, store.folder)
-    with pytest.raises(UsageError, match="none of the 1 runs is ok; nothing to export"):
-        output_of(export, ExportFormat.bencher, [], None, None, store.folder)

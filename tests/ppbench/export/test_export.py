@@ -18,7 +18,6 @@ from ppbench.config.case import Case
 from ppbench.display.formats import ExportFormat
 from ppbench.display.rows import Rows
 from ppbench.display.tables import Table
-from ppbench.errors import StoreError, UsageError
 from ppbench.store import RUNS, SPANS, TABLES, Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -98,19 +97,3 @@ def test_a_file_has_what_would_be_printed(demo: Store, tmp_path: Path) -> None:
     assert output_of(export, ExportFormat.csv, [], "steps", path, demo.folder) == str(path)
     assert path.read_text() == text + "\n"
     assert len(pd.read_csv(path)) == 6 * 3
-
-
-def test_what_cannot_be_written_is_an_error_that_says_why(demo: Store, tmp_path: Path) -> None:
-    csv_, parquet, where = ExportFormat.csv, ExportFormat.parquet, demo.folder
-    with pytest.raises(UsageError, match='--table: unknown table "span"; did you mean "spans"'):
-        output_of(export, csv_, [], "span", None, where)
-    with pytest.raises(UsageError, match="is binary; write it to a file with -o FILE"):
-        output_of(export, parquet, [], "runs", None, where)
-    with pytest.raises(UsageError, match=r'run "2030": not in .*ppbench ls'):
-        output_of(export, csv_, ["2030"], "runs", None, where)
-    with pytest.raises(UsageError, match="no runs here yet; start with: ppbench sweep FILE"):
-        output_of(export, csv_, [], "runs", None, tmp_path / "nowhere")
-    (tmp_path / "file").touch()
-    for how in (csv_, parquet):
-        with pytest.raises(StoreError, match=r"be written: .*; choose another path with -o FILE"):
-            output_of(export, how, [], "runs", tmp_path / "file" / "runs", where)

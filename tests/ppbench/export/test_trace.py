@@ -11,11 +11,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from command import output_of
-from stored_runs import MS, run_row, spans, store_of_replicas, store_with
+from stored_runs import MS, run_row, spans, store_of_replicas
 
 from ppbench.cli.export import trace
 from ppbench.config.case import Case
-from ppbench.errors import StoreError, UsageError
+from ppbench.errors import StoreError
 from ppbench.export.chrome import trace_of
 from ppbench.store import Store
 
@@ -138,17 +138,7 @@ def test_the_default_file_is_named_by_the_run(results, tmp_path, monkeypatch):
     assert gzip.decompress(path.read_bytes()).startswith(b'{"displayTimeUnit":"ms"')
 
 
-def test_a_file_of_another_name_is_refused(results, tmp_path):
-    with pytest.raises(UsageError, match=r"t\.html: unknown .* expected \.json\.gz or \.json"):
-        trace("last", tmp_path / "t.html", "all", results=results)
-
-
-def test_what_cannot_be_traced_is_an_error_that_says_why(results, tmp_path):
-    with pytest.raises(UsageError, match=r"--step 9: .* median, slowest, all or one of 1 to 3"):
-        trace("last", None, "9", results=results)
-    failed = store_with(tmp_path / "failed", [run_row(1, Case(), status="oom")])
-    with pytest.raises(UsageError, match="status is oom; it has no spans"):
-        trace("last", None, "all", results=failed.folder)
+def test_spans_that_are_lost_are_said_to_be(results):
     (spans_of_run,) = (results / "spans").iterdir()
     spans_of_run.unlink()
     with pytest.raises(StoreError, match="its spans are not in the store"):

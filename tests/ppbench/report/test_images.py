@@ -122,11 +122,6 @@ def test_what_is_missing_is_named_with_the_way_to_install_it(
     assert not (tmp_path / "a.png").exists()
 
 
-def test_a_file_without_a_name_is_refused(demo: Store, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the file name is only an extension; write a name"):
-        figure("throughput", tmp_path / ".svg", results=demo.folder)
-
-
 def test_dates_of_a_pdf_are_settled() -> None:
     dated = b"%PDF-1.4 /CreationDate (D:20261121203830+00'00')/ModDate (D:20261121203831+00'00')"
     other = dated.replace(b"2026", b"2027")

@@ -203,12 +203,6 @@ def test_a_run_that_failed_stands_beside_one_that_did_not(tmp_path) -> None:
     assert [title.split(" · ")[0] for title in titles(store)] == ["afab", "1f1b: timeout"]
 
 
-def test_of_a_failed_run_only_the_last_actions_can_be_drawn(tmp_path) -> None:
-    store = failed_store(tmp_path)
-    with pytest.raises(UsageError, match=r"status is timeout; .* leave --step out"):
-        timeline(store, [store.runs().iloc[-1]], ["1f1b"], choice="slowest")
-
-
 @pytest.fixture(scope="module")
 def line_of_replicas(tmp_path_factory):
     store = store_of_replicas(tmp_path_factory.mktemp("replicas"))

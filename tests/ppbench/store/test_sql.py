@@ -141,11 +141,6 @@ def test_only_tables_that_are_named_are_opened(demo):
         ask(store, "SELECT no_column FROM runs")
 
 
-def test_a_word_that_is_no_table_is_answered_with_the_nearest(demo):
-    with pytest.raises(UsageError, match=r'(?s)name span does not exist.*mean "spans"'):
-        ask(demo, "SELECT * FROM span")
-
-
 @pytest.mark.parametrize(
     "text",
     [
