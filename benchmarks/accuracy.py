@@ -1,6 +1,7 @@
 """Whether what ppbench says is so: causes of idle time, memory, predicted steps, stragglers.
 
-    python -m benchmarks.accuracy [attribution] [replicas] [memory] [prediction] [stragglers]
+    python -m benchmarks.accuracy [attribution] [replicas] [memory] [prediction] [evaluation]
+                                  [stragglers]
 
 `attribution`: emulated 1F1B on 4 ranks has one cause of idle time at a time: a slow stage, a slow
 link, jitter. `ppbench explain` must name it. Its true size comes from a walk over the settings.
@@ -8,7 +9,8 @@ link, jitter. `ppbench explain` must name it. Its true size comes from a walk ov
 10 ms and a reduction 20 ms on each stage; what these add to the planned step is the truth.
 `memory`: two replicas of llama-8m train under every policy; the peak is compared with the predicted
 one, and what a rank keeps with the arithmetic of ZeRO. `prediction`: emulated ranks with drawn
-costs run every schedule; their steps are compared with the predicted ones. `stragglers`: made-up
+costs run every schedule; their steps are compared with the predicted ones. `evaluation`: the same
+without a backward, with stages that differ. `stragglers`: made-up
 jobs of 64 replicas of 8 stages have one slow part each (`benchmarks.made_up_jobs`).
 """
 
@@ -282,6 +284,20 @@ def prediction(asked: argparse.Namespace) -> Iterator[Row]:
     yield Row.exact("step off the predicted one by, at most", max(off), note=f"of {len(off)} runs")
 
 
+def evaluation(asked: argparse.Namespace) -> Iterator[Row]:
+    """Run forwards alone on emulated ranks, equal ones and such as hold the others up."""
+    off = list[float]()
+    stages = [[20.0], [10.0, 20.0, 10.0, 10.0], [10.0, 10.0, 10.0, 20.0]]
+    for times in within(asked.seconds, stages if asked.seconds else stages[:1]):
+        schedules = ["1f1b", "looped_bfs", "zbv"] if len(times) == 1 else ["1f1b"]
+        text = f'mode = "evaluate"\n{EMULATED.format(ranks=4, steps=8)}'
+        text += f"emulated.F_ms = {times}\ngrid.schedule = {json.dumps(schedules)}\n"
+        with tempfile.TemporaryDirectory() as folder:
+            runs = swept(Path(folder), text)
+        off += list((runs["step_ns"] / runs["planned_step_ns"] - 1).abs())
+    yield Row.exact("step off the predicted one by, at most", max(off), note=f"of {len(off)} runs")
+
+
 # Stragglers
 
 JOB_POLICIES: list[collectives.CollectivePolicy] = [
@@ -315,7 +331,7 @@ def stragglers(asked: argparse.Namespace) -> Iterator[Row]:
 
 
 PARTS = {"attribution": attribution, "replicas": replicas, "memory": memory}
-PARTS |= {"prediction": prediction, "stragglers": stragglers}
+PARTS |= {"prediction": prediction, "evaluation": evaluation, "stragglers": stragglers}
 
 if __name__ == "__main__":
     run("accuracy", __doc__, PARTS)

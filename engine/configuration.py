@@ -19,8 +19,8 @@ from engine.plan.collective_rules import with_checked_collectives
 from engine.plan.collectives import CollectivePolicy, DataParallel
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.messages import Edge, edge_of
-from engine.plan.program import Program
-from engine.plan.schedules.registry import ScheduleError, build_program
+from engine.plan.program import TRAIN, Program
+from engine.plan.schedules.registry import ScheduleError, build_program, in_mode
 from engine.run import device as devices
 from engine.run.issue_limit import DEFAULT_ISSUE_AHEAD
 from engine.run.optimizer import OptimizerSpec
@@ -40,6 +40,9 @@ class TrainerConfig:
     `none` or `bfloat16`; `recompute` keeps only each layer's input until its backward, which runs
     its forward again, on all stages or on those where a tuple, one entry for each stage, is true;
     `compile` compiles the layers, and then I does all of a backward and W nothing.
+
+    In `mode` "evaluate" there are forwards alone, of modules in the state of `eval()`; optimizer,
+    `recompute` and `sharding` have no use then.
 
     `replicas` pipelines of `world_size` ranks train together, each on `num_microbatches` of its
     own, and `sharding` says what of parameters, gradients and optimizer states each keeps.
@@ -64,6 +67,7 @@ class TrainerConfig:
     sharding: CollectivePolicy = field(default_factory=DataParallel)
     issue_ahead: int = DEFAULT_ISSUE_AHEAD
     rehearses: bool | None = None
+    mode: str = TRAIN
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", Policy(self.policy))  # also of its name
@@ -74,6 +78,11 @@ class TrainerConfig:
         if self.autocast not in AUTOCAST:
             known = ", ".join(AUTOCAST)
             raise ValueError(f'unknown autocast "{self.autocast}"; known: {known}')
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are gradients and an optimizer."""
+        return self.mode == TRAIN
 
     @property
     def num_processes(self) -> int:
@@ -93,13 +102,15 @@ def program_of(config: TrainerConfig) -> Program:
             f"the program has {own.placement.world_size} ranks and {own.num_microbatches} "
             f"microbatches; the configuration asks for {asked[0]} and {asked[1]}"
         )
-    program = config.program or build_program(
+    program = own or build_program(
         config.schedule,
         config.world_size,
         config.data.num_microbatches,
         config.stages_per_rank,
         is_replicated=config.replicas > 1,
+        mode=config.mode,
     )
+    program = in_mode(program, config.mode)
     check(program)
     return program
 

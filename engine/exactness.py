@@ -5,7 +5,8 @@
 
 The ranks run whatever is to be checked: any runtime, program, number of replicas and sharding
 policy, with autocast or without. Every tensor of every rank is compared, even if several ranks hold
-it. The first difference that is no rounding ends the comparison, by an error that names it.
+it. The first difference that is no rounding ends the comparison, by an error that names it. In an
+evaluation, losses and unchanged weights are compared, and no rank may have a gradient.
 
 A stage that draws random numbers begins each forward at a known state of its rank's generator. The
 author's module is set to the same state where that stage's first layer is called. So it draws what
@@ -124,7 +125,10 @@ def try_author(config: TrainerConfig, device: torch.device, free_bytes: float) -
             batch = data_of(config, model, tokenizer_of(config), CPU).step(0).to(device)
             first = StepBatch(batch.inputs[:1], batch.targets[:1], batch.num_tokens)
             module, criterion = author_module(config.model, device)
-            train_unsplit(module, first, autocast_of(config.autocast, device), criterion)
+            autocast = autocast_of(config.autocast, device)
+            module.train(config.trains)
+            with torch.set_grad_enabled(config.trains):
+                train_unsplit(module, first, autocast, criterion)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise NoRoomError(_NO_MEMORY) from error
     except Exception as error:  # a user's module may raise anything
@@ -263,6 +267,7 @@ class _Author:
         self._drawn: set[tuple[int, bytes]] = set()
         module, self._criterion = author_module(config.model, device)
         self._module = module
+        module.train(config.trains)
         initial = initial_weights(config.model, module, device)
         if getattr(getattr(module, "config", None), "output_router_logits", False):
             self.exactness.notes.append("the router's auxiliary loss, which is not trained")
@@ -283,7 +288,8 @@ class _Author:
             group["lr"] = config.optimizer.learning_rate_at(number)
         batch = self._data.step(number).to(self._device)
         before = random_state(self._device)
-        with self._drawing_as(parts, where) as has_drawn:
+        trains = config.trains
+        with torch.set_grad_enabled(trains), self._drawing_as(parts, where) as has_drawn:
             autocast = autocast_of(config.autocast, self._device)
             loss = train_unsplit(module, batch, autocast, self._criterion)
         self._tensors = _tensors_of(module)  # a forward may put others in their place
@@ -305,7 +311,8 @@ class _Author:
         # divides by their size, so the rounding of one near 0 would become as large as a step.
         names = set()
         for _, name, gradient in self._each(parts, "gradients"):
-            names.add(self._canonical[name])
+            if trains:
+                names.add(self._canonical[name])
             if gradient is not None:
                 parameter = self._tensors[name]
                 parameter.grad = gradient.to(parameter.device, parameter.dtype).clone()

@@ -2,6 +2,7 @@
 
 step = zero gradients, run the program, sum the gradients over replicas and of shared weights, clip,
        optimizer
+     = run the program, in an evaluation
 
 What runs the program is the executor, unless another runner is handed in: then everything around it
 is the same all the same, which is what makes runners comparable.
@@ -152,10 +153,12 @@ class Trainer:
         self.shared = SharedWeights(weights, self.modules, placement, self.rank)
         self._ends = owners_of(placement.copies_of(placement.depth - 1), placement.ranks)
         self.shards: Shards | None = None
-        if self.modules and config.replicas > 1:
+        if self.modules and config.replicas > 1 and config.trains:
             self.shards = (share or shards_of)(self, self.shared, flight)
         recomputed = recomputed_stages(config, placement.num_stages)
         for stage, module in self.modules.items():
+            if not config.trains:
+                module.eval()
             if recomputed[stage]:
                 recompute_layers(module)
             if config.compile:
@@ -168,7 +171,8 @@ class Trainer:
             # Another runner's backward may be split by torch itself: stages are rehearsed whole.
             _rehearse(self, {s: _stage_of(self, s, is_whole=True) for s in self.modules})
         self.runner = (build or self.stages.runner)(self, self._progress or flight)
-        self.optimizer = build_optimizer(config.optimizer, list(self.trained().values()))
+        trained = list(self.trained().values()) if config.trains else []
+        self.optimizer = build_optimizer(config.optimizer, trained)
         self._gradient_norm: Tensor | None = None
         self._own_squares: Tensor | None = None  # of this rank's gradients, before clipping
 
@@ -208,7 +212,7 @@ class Trainer:
         """Run a step as far as the host has a part in it. Does not wait for an accelerator."""
         loss, num_tokens = self._accumulate_gradients(step, recording)
         rate = self.config.optimizer.learning_rate_at(step)
-        if self.modules:
+        if self.modules and self.config.trains:
             self.runner.enter(Phase.UPDATES)
             self._measure_norm()
             self.runner.perform(OPTIMIZER_ACTION, self._update, rate)
@@ -338,10 +342,11 @@ class Trainer:
             self.runner.enter(Phase.SUMS)
             if self.shards is not None:
                 self.shards.sum_gradients()
-                if loss is not None:  # on the same rank of all replicas
-                    self.fabric.sum_over(loss, self.counterparts)
-            # Blocks until the other owners are here. All end with the same sum, bit for bit.
-            self.shared.sum_gradients(self._sum_over_ranks, self.pieces_of)
+            if loss is not None and len(self.counterparts) > 1:  # on the same rank of all replicas
+                self.fabric.sum_over(loss, self.counterparts)
+            if self.config.trains:
+                # Blocks until the other owners are here. All end with the same sum, bit for bit.
+                self.shared.sum_gradients(self._sum_over_ranks, self.pieces_of)
         return loss, batch.num_tokens
 
     def _sum_over_ranks(self, tensor: Tensor, ranks: Ranks) -> None:
@@ -560,6 +565,7 @@ def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
         receives=receives,
         is_split=is_split,
         keeps_shapes=not config.data.is_variable,
+        has_backward=config.trains,
     )
 
 

@@ -301,7 +301,8 @@ def _explained(store: Store, run: pd.Series) -> Explanation:
     tables = ("attribution", "edges", "collectives")
     rows, edges, moved = (store.table(name, [run["run_id"]]) for name in tables)
     is_sent, is_shared = int(run["world_size"]) > 1, int(run["replicas"]) > 1
-    if rows.empty or (is_sent and edges.empty) or (is_shared and moved.empty):
+    has_moved = is_shared and run["mode"] == "train" and run["sharding_policy"] != "none"
+    if rows.empty or (is_sent and edges.empty) or (has_moved and moved.empty):
         raise StoreError(
             f"run {run['run_id']}: its tables attribution, edges and collectives are not all in "
             "the store (missing or unreadable); measure it again with: ppbench sweep FILE --rerun"

@@ -125,7 +125,8 @@ def train_unsplit(
     """Leave a step's gradients in the module's parameters; return its mean loss.
 
     It is the mean per token, or that of the microbatches' losses by the factory's `criterion`. All
-    microbatches are run one after the other, forward and backward.
+    microbatches are run one after the other, forward and backward; forward alone where gradients
+    are not enabled.
     """
     module.zero_grad(set_to_none=True)
     total = 0.0
@@ -137,7 +138,8 @@ def train_unsplit(
             loss = cross_entropy(*tokens, reduction="sum", ignore_index=IGNORED) / batch.num_tokens
         else:
             loss = criterion(output, targets) / len(batch.inputs)
-        torch.autograd.backward(loss)
+        if torch.is_grad_enabled():
+            torch.autograd.backward(loss)
         total += loss.item()
     return total
 

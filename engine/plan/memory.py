@@ -24,6 +24,8 @@ the solver's limits from the costs of stages (`engine.plan.model_costs`).
    go of goes in W.
 9. The optimizer rises with its temporaries.
 
+Where there is no backward, F itself lets go of its input (7): nothing of a microbatch stays.
+
 All else follows from the order of the row: how many microbatches are held, when, and which messages
 lie about. Where a measurement differs, something is held that the row does not tell of: such as
 what was sent to a rank that lags behind.
@@ -94,6 +96,7 @@ class MemoryRow:
         """Take what is known of the transport as `Messages` says it."""
         table, ranks = lowered.table, lowered.placement.ranks
         self.owned = lowered.placement.stages_of(rank)
+        self._last_ops = (Op.B, Op.I) if lowered.has_backward else (Op.F,)
         self._crosses = [here != there for here, there in itertools.pairwise(ranks)]
         row = slice(*table.offset[rank : rank + 2])
         op, stage, microbatch = (np.frombuffer(one, np.int64)[row] for one in table.arrays[1:])
@@ -231,18 +234,17 @@ class MemoryRow:
             taken = messages.forward_bytes[stage - 1] if stage else 0
             given = messages.backward_bytes[stage] if stage < last else 0
             for at, op in enumerate(COMPUTING):
-                if op not in (Op.B, Op.I):
+                if op not in self._last_ops:
                     continue
                 # What it frees when it ends (8), which would otherwise stay.
-                left = given
+                left, sending = 0, [(Op.F, stage, messages.forward_bytes)]
+                if op is not Op.F:
+                    left, sending = given, [*sending, (op, stage - 1, messages.backward_bytes)]
                 if (stage, op) in measured.later:  # else gradients and what is left are one number
-                    halves = (Op.I, Op.W) if op is Op.I else (Op.B,)
-                    left += taken + sum(later_of[one].net_bytes for one in (Op.F, *halves))
+                    whole = {Op.I: (Op.F, Op.I, Op.W), Op.B: (Op.F, Op.B), Op.F: (Op.F,)}[op]
+                    left += taken + sum(later_of[one].net_bytes for one in whole)
                     # What goes with the message: as measured at a SEND, all of it to a stage here.
-                    for maker, edge, message_bytes in (
-                        (Op.F, stage, messages.forward_bytes),
-                        (op, stage - 1, messages.backward_bytes),
-                    ):
+                    for maker, edge, message_bytes in sending:
                         if 0 <= edge < last:
                             handed = later_of[maker].handed_bytes
                             left -= handed if self._crosses[edge] else message_bytes[edge]

@@ -196,14 +196,15 @@ class WalkedStep:
     def in_flight(self, rank: int) -> list[InFlight]:
         """Each change of what a rank holds: a forward adds one, its B or W takes it away again.
 
-        Of the first replica.
+        Without a backward, the forward's end does. Of the first replica.
         """
         changes, num, begin = [], 0, self.program.table.offset[rank]
+        released_by = (Op.B, Op.W) if self.program.has_backward else (Op.F,)
         for index, action in enumerate(self.program.table.part(rank), begin):
             if action.op is Op.F:
                 num += 1
                 changes.append(InFlight(self.walk.starts_ns[index], num))
-            elif action.op in (Op.B, Op.W):
+            if action.op in released_by:
                 num -= 1
                 changes.append(InFlight(self.walk.ends_ns[index], num))
         return changes

@@ -32,6 +32,8 @@ from engine.plan.action import (
 )
 from engine.plan.table import Table
 
+TRAIN, EVALUATE = "train", "evaluate"
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -145,6 +147,15 @@ class Program:
     def num_computations(self) -> int:
         """The number of actions that are neither transfers nor collectives."""
         return sum(self._num_of(COMPUTE_OPS))
+
+    @property
+    def has_backward(self) -> bool:
+        return any(self._num_of((Op.B, Op.I, Op.W)))
+
+    @property
+    def mode(self) -> str:
+        """What it is for: a program of forwards alone evaluates."""
+        return TRAIN if self.has_backward else EVALUATE
 
     @property
     def has_transfers(self) -> bool:

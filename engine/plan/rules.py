@@ -8,8 +8,8 @@ Everything is said in facts. An action needs facts and makes facts true:
     B(s, m) needs what I needs            makes I(s, m) and W(s, m)
 
 A fact is written as the action of the same name, so schedules that split the backward and
-schedules that do not obey one set of rules. Transfers in a program are left aside here; `lower`
-proves them.
+schedules that do not obey one set of rules. A program without any backward needs its F alone.
+Transfers in a program are left aside here; `lower` proves them.
 
 For one microbatch the facts form a chain, down the stages and back up, so that a fact is a number:
 with S stages, link s says that the input of stage s is there, link 2S-1-s that its output gradient
@@ -131,17 +131,19 @@ def check_facts(compute: Program) -> None:
     if table.legal_in == (compute.placement, width):
         return
     made_by = maker(table.num_actions)
-    left = made_by(1, 3 * compute.num_stages * width)  # F, then I, then W
+    num_each = compute.num_stages * width
+    left = made_by(1, num_each)  # F, then I, then W
+    left.extend(made_by(int(compute.has_backward), 2 * num_each))
     if compute.placement.directions > 1:
         place = compute.placement
         ways = [place.direction_of(microbatch, width) for microbatch in range(width)]
         for at in range(len(left)):
-            left[at] = int(ways[at % width] == at // width % place.num_stages // place.depth)
+            left[at] *= int(ways[at % width] == at // width % place.num_stages // place.depth)
     index = _find_illegal(compute, table.made_by(made_by), width, left)
     if index != kernels.NONE:
         raise ProgramError(compute, *table.place(index), _why_illegal(compute, index))
     if largest(left):
-        half, cell = divmod(left.index(1), compute.num_stages * width)
+        half, cell = divmod(left.index(1), num_each)
         fact = Action(cell // width, (Op.F, Op.I, Op.W)[half], cell % width)
         rank = compute.placement.ranks[fact.stage]
         position = table.offset[rank + 1] - table.offset[rank]
@@ -204,8 +206,11 @@ def columns_of(program: Program, made_by: Maker = filled) -> tuple[Arrays, int]:
 def peak_activations(program: Program) -> list[int]:
     """Return the most activations that each rank holds at once, each of a stage's microbatch.
 
-    A forward adds one; the action that makes W true (B or W) releases it.
+    A forward adds one; the action that makes W true (B or W) releases it. Without a backward, each
+    is released when its forward ends.
     """
     table, peaks = program.table, filled(0, len(program.table))
+    if not program.has_backward:
+        return [min(1, last - first) for first, last in itertools.pairwise(table.offset)]
     run(table.num_actions, kernels.find_peaks, table.offset, table.op, peaks)
     return peaks.tolist()

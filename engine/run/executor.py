@@ -94,6 +94,7 @@ class Executor(Runner):
         """
         super().__init__(rank, replica, clock, flight)
         self._lowered, self._row = lowered, lowered.actions[rank]
+        self._has_backward = lowered.has_backward
         self._stages, self._channels = stages, channels
         computations = [action for action in self._row if action.op in COMPUTE_OPS]
         receives = {action: incoming(action, lowered) for action in computations}
@@ -183,7 +184,8 @@ class Executor(Runner):
             self._losses += outputs
         else:
             self._hand_on(action, Action(stage + 1, Op.F, microbatch), outputs)
-        self.peak_held = max(self.peak_held, sum(s.num_held for s in self._stages.values()))
+        num_held = sum(s.num_held for s in self._stages.values()) if self._has_backward else 1
+        self.peak_held = max(self.peak_held, num_held)
 
     def _backward(self, action: Action) -> None:
         """Effect: the input gradient is made. Blocks until the output gradient is there.

@@ -32,6 +32,8 @@ def rehearse(
 ) -> None:
     """Run a stage forward and backward: whole where B is among `ops`, in halves where I is.
 
+    It is run forward alone where neither is.
+
     `takes`: the message from the stage before, None on the first; `sends`: to the next, None on the
     last; `example`: inputs and targets of a microbatch, which these take.
     """
@@ -44,6 +46,8 @@ def rehearse(
 
     with _unchanged(stage.module):
         stage.begin_step(0, targets.numel())
+        if Op.B not in ops and Op.I not in ops:
+            forward()
         if Op.B in ops:
             forward()
             stage.backward(_MICROBATCH, _returned(sends, device))

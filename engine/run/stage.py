@@ -47,6 +47,7 @@ class Stage:
         receives: Message | None = None,
         is_split: bool = False,
         keeps_shapes: bool = False,
+        has_backward: bool = True,
     ) -> None:
         """Run a stage between the message that it `receives` and the one that it `sends`.
 
@@ -58,12 +59,13 @@ class Stage:
         `autocast` is entered for each forward and must be reentrant. `loss` is what the last stage
         makes of its output (`Task.loss`). `is_split` lets W have the
         weight gradients of linears, whose forward it replaces; without it I does all and W nothing,
-        as it must be where the module is compiled.
+        as it must be where the module is compiled. Without `has_backward`, forwards keep nothing.
         """
         self.module = module
         self._sends, self._receives, self._autocast = sends, receives, autocast
         self._wanted = [spec.has_gradient for spec in receives or ()]
         self._keeps_shapes, self._loss = keeps_shapes, loss
+        self._has_backward = has_backward
         self._deferral = defer_linears(module) if is_split else Deferral()
         self._parameters = list(module.parameters())
         self._num_targets = 0
@@ -89,18 +91,27 @@ class Stage:
         self._num_targets = num_tokens
 
     def forward(self, microbatch: int, inputs: Tensors, targets: Tensor | None) -> Tensors:
-        """Run the module; keep what the backward needs.
+        """Run the module; keep what the backward needs, if there is one.
 
         `inputs`: the microbatch's, such as token ids, on the first stage, else a message. Returns
         the next message, detached; on the last stage, which needs `targets`, this microbatch's
         share of the step's mean loss.
         """
-        if not self.module.is_first:
+        with torch.set_grad_enabled(self._has_backward):
+            outputs = self._outputs(inputs, targets)
+        if self._has_backward:
+            edges = tuple(get_gradient_edge(o) if o.requires_grad else None for o in outputs)
+            self._held[microbatch] = _Held(inputs, edges)
+        return tuple(output.detach() for output in outputs)
+
+    def _outputs(self, inputs: Tensors, targets: Tensor | None) -> Tensors:
+        """Run the module, and the loss on the last stage."""
+        if not self.module.is_first and self._has_backward:
             wanted = self._wanted or [True] * len(inputs)
             for leaf, is_wanted in zip(inputs, wanted, strict=True):
                 leaf.requires_grad_(is_wanted and leaf.is_floating_point())
         with self._autocast:
-            outputs = self.module(*inputs)
+            outputs: Tensors = self.module(*inputs)
         if not self._has_run:
             self._has_run = True
             if any(isinstance(output, FakeTensor) for output in outputs):
@@ -127,9 +138,7 @@ class Stage:
                     "shapes each time: keep them equal, or cut elsewhere (partition)"
                 )
             outputs = tuple(o.to(spec.dtype) for o, spec in zip(outputs, self._sends, strict=True))
-        edges = tuple(get_gradient_edge(o) if o.requires_grad else None for o in outputs)
-        self._held[microbatch] = _Held(inputs, edges)
-        return tuple(output.detach() for output in outputs)
+        return outputs
 
     def backward(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:
         """B: accumulate parameter gradients and release the microbatch.

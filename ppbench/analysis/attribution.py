@@ -203,6 +203,7 @@ def _own_idle(
     was done with what came before. One that is not in a row has no optimizer.
     """
     columns, steps = job.columns, of_ranks.index.unique("step")
+    last_rank = columns.program.placement.ranks[-1]
     ns = job.ns[np.searchsorted(np.sort(spans["step"].unique()), steps)]
     is_optimizer, is_in_a_row = columns.of_ops([Op.OPT]), steps.isin(list(in_a_row))
     ns = np.where(is_optimizer & ~is_in_a_row[:, None, None], 0, ns)
@@ -210,7 +211,7 @@ def _own_idle(
     of_ranks_work = (work[..., columns.rank == rank] for rank in range(columns.program.world_size))
     busy = np.stack([each.sum(axis=2) for each in of_ranks_work], axis=2)
     follows = of_ranks["follows"].groupby("step").all().to_numpy()
-    begin_ns = of_ranks["begin_ns"].to_numpy().reshape(busy.shape)
+    begin_ns = of_ranks["free_ns"].to_numpy().reshape(busy.shape)
     begun_ns = begin_ns * follows[:, None, None]
     late_ns = _begun_late(spans, steps.to_numpy(), begin_ns) * follows[:, None, None]
     is_after = follows & (np.diff(steps, prepend=-1) == 1) & np.roll(is_in_a_row, 1)
@@ -228,9 +229,11 @@ def _own_idle(
         idle = []
         for (first, stop), done in zip(rows, ends_of(columns.program, given), strict=True):
             done[:-1] -= late[first:stop]
+            # In an evaluation the windows are those of the last stage.
+            own = done if columns.program.has_backward else done[..., [last_rank]]
             whole = done[1:].max(axis=(1, 2), keepdims=True)
-            over = np.where(follows[first:stop, None, None], done[1:], whole)
-            idle += (over - done[:-1] - busy[first:stop]).tolist()
+            over = np.where(follows[first:stop, None, None], own[1:], whole)
+            idle += (over - own[:-1] - busy[first:stop]).tolist()
         yield idle
 
 

@@ -9,7 +9,8 @@ The windows of a rank follow each other without a gap, so that nothing of a trai
 counted twice. The period of a step is the mean of its windows over ranks. The makespan is from the
 first action's start to the last one's end; where steps overlap it is longer than the period. A step
 whose predecessor is not known stands alone: it lasts from its first action to its last on every
-rank.
+rank. In an evaluation nothing comes back that would hold the first ranks to the pace of the last:
+there a step's window is on each rank that of the rank with the last stage, where it is over.
 
 "Bubble" has three definitions in the literature; all are computed, each under its own name. With C
 the time of computations and optimizer summed over ranks, p ranks, T the period:
@@ -54,7 +55,8 @@ def windows(
 ) -> pd.DataFrame:
     """Return `begin_ns`, `end_ns`, `busy_ns`, `follows` of each step on each rank of each replica.
 
-    The index is (`step`, `replica`, `rank`). `busy_ns` is the time of computations and optimizer.
+    The index is (`step`, `replica`, `rank`). `busy_ns` is the time of computations and optimizer;
+    at `free_ns` the rank itself was done with the step before, if it follows it.
     `follows` says whether the step begins with the end of the one before it.
     Steps that began `after_pause` stand alone, and so does one that overlaps the step before it on
     its own rank: their numbers say that one follows the other, their times do not.
@@ -77,11 +79,19 @@ def windows(
     is_next = (np.diff(steps, prepend=NEVER) == 1) & ~np.isin(steps, list(after_pause))
     before = np.roll(own_end, 1, axis=0)
     follows = is_next[:, None, None] & (before <= own_begin)
+    free = np.where(follows, before, whole_begin)
+    if not spans["op"].isin([Op.B.value, Op.I.value, Op.W.value]).any():
+        last_rank = int(worked["rank"].to_numpy()[worked["stage"].to_numpy().argmax()])
+        follows = np.broadcast_to(follows.all(axis=2, keepdims=True), shape)
+        before, own_end = (
+            np.broadcast_to(of_all[..., [last_rank]], shape) for of_all in (before, own_end)
+        )
     found = {
         "begin_ns": np.where(follows, before, whole_begin),
         "end_ns": np.where(follows, own_end, whole_end),
         "busy_ns": busy,
         "follows": follows,
+        "free_ns": free,
     }
     names = ["step", "replica", "rank"]
     index = pd.MultiIndex.from_product([steps, *map(range, shape[1:])], names=names)

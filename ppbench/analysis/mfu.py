@@ -148,14 +148,19 @@ def mfu_figures(
     seq_len: int | str,
     tokens_per_s: float,
     peaks: Iterable[tuple[str, Peak]],
+    *,
+    has_backward: bool = True,
 ) -> dict[str, float | str | None]:
     """The columns of `FIGURES`; all None without facts (emulated ranks).
 
-    `peaks` has each rank's device and its peak, as `total_peak` takes them.
+    `peaks` has each rank's device and its peak, as `total_peak` takes them. Forwards alone are a
+    third of a formula.
     """
     if facts is None:
         return dict.fromkeys(FIGURES)
     flops, peak = model_flops(facts, seq_len), total_peak(peaks)
+    if not has_backward and flops.per_token is not None:
+        flops = ModelFlops(flops.per_token / 3, f"a third of {flops.formula}: no backward")
     share = None
     if flops.per_token is not None:
         share = mfu(flops.per_token, tokens_per_s, peak.flops_per_s)

@@ -54,6 +54,8 @@ def other_sharing(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
         yield replace(run, costs=run.costs.without_collectives()).answer("free collectives")
     if any(own != run.costs.mean for own in run.costs.own):
         yield replace(run, costs=run.costs.alike()).answer("replicas alike")
+    if not run.lowered.has_backward:  # no gradients are shared
+        return
     now, moving = run.policy, run.costs.moving
     others: list[tuple[str, CollectivePolicy]] = []
     if not run.is_written:

@@ -177,7 +177,7 @@ def stragglers_of(times: JobTimes) -> Stragglers:
     backward = order[columns.of_ops([Op.B, Op.I])[order]]
     both = relative[..., forward].ravel(), relative[..., backward].ravel()
     correlation = 0.0
-    if len(both[0]) > 1 and min(one.std() for one in both) > 0:
+    if min(map(len, both)) > 1 and min(one.std() for one in both) > 0:
         correlation = float(np.corrcoef(*both)[0, 1])
 
     # All have their own times, but for some that are like the others: M.

@@ -161,23 +161,27 @@ def other_schedules(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
     spread evenly over its part, but for embedding and head. A message costs the mean of its
     direction in this run.
     """
-    lowered = run.lowered
+    lowered, placements = run.lowered, [run.lowered.placement]
     for name, schedule in SCHEDULES.items():
         v = schedule.stages_per_rank.default
         question = f"{name}, {v} stages per rank" if v > 1 else name
         if name == lowered.schedule and v * lowered.world_size == lowered.num_stages:
             continue
+        shape = lowered.world_size, lowered.num_microbatches, v
         try:
-            program = build_program(name, lowered.world_size, lowered.num_microbatches, v)
+            program = build_program(name, *shape, mode=lowered.mode)
         except ScheduleError as error:
             yield Inapplicable(question, str(error))
             continue
+        if not lowered.has_backward and program.placement in placements:  # it is the same program
+            continue
+        placements.append(program.placement)
         yield _with_program(run, program).answer(question)
 
 
 def needs_halves(costs: Costs) -> bool:
     """Whether the costs of the backward's halves are unknown (see HALVES_NOTE)."""
-    return any(ns is None for ns in costs.by_stage.get(Op.I, (None,)))
+    return Op.B in costs.by_stage and None in costs.by_stage.get(Op.I, (None,))
 
 
 def _with_program(run: Modelled, program: Program) -> Modelled:
@@ -201,7 +205,7 @@ def _with_program(run: Modelled, program: Program) -> Modelled:
             given = {op: of_op[stage] for op, of_op in costs.by_stage.items()}
             whole, first, second = given.get(Op.B), given.get(Op.I), given.get(Op.W)
             if first is None or second is None:
-                assert whole is not None  # a stage has a backward of one kind or the other
+                whole = whole or 0  # without a backward
                 first, second = whole // 2, whole - whole // 2
             backward = first + second if whole is None else whole
             of_stages.append((given[Op.F] or 0, backward, first, second))

@@ -129,6 +129,7 @@ Microbatches = Annotated[int | None, option("-m --microbatches M", "Microbatches
 StagesPerRank = Annotated[
     int | None, option("-v --stages-per-rank V", "Default: the schedule's own.")
 ]
+Mode = Annotated[str, option("--mode train|evaluate", "To evaluate, there are forwards alone.")]
 NumReplicas = Annotated[int, option("--replicas D", "Pipelines that train together.")]
 Sharding = Annotated[
     str | None,

@@ -14,6 +14,7 @@ from ppbench.cli.options import (
     CollectiveTimes,
     Cost,
     Microbatches,
+    Mode,
     NumReplicas,
     Ranks,
     ReplicaFactors,
@@ -112,6 +113,7 @@ def draw(
     sharding: Sharding = None,
     collectives: CollectiveTimes = None,
     replica_factors: ReplicaFactors = None,
+    mode: Mode = "train",
 ) -> Result:
     """Draw a schedule over time in the terminal, or as a page."""
     from engine.plan.action import JOINING_OPS, Op
@@ -125,7 +127,7 @@ def draw(
     costs = read_costs(cost)
     replication = read_replication(replicas, sharding, collectives, replica_factors)
     request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
-    program = program_of(request, MOST_DRAWN, is_replicated=replication is not None)
+    program = program_of(request, MOST_DRAWN, is_replicated=replication is not None, mode=mode)
     prediction = predict(program, costs, replication=replication)
     figures = figures_of(prediction)
 

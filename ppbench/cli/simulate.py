@@ -13,6 +13,7 @@ from ppbench.cli.options import (
     CollectiveTimes,
     Cost,
     Microbatches,
+    Mode,
     NumReplicas,
     Ranks,
     ReplicaFactors,
@@ -74,6 +75,7 @@ def simulate(
     collectives: CollectiveTimes = None,
     replica_factors: ReplicaFactors = None,
     held: HasHeld = False,
+    mode: Mode = "train",
 ) -> Result:
     """Predict makespan, bubble and peak activations of a schedule, or of all."""
     from ppbench.prediction import ProgramRequest, predict, program_of
@@ -90,8 +92,9 @@ def simulate(
     if held and is_replicated:
         raise UsageError("--held: is for one pipeline; leave --replicas out")
     if schedule == ALL:
-        return _compared(request, conditions, has_held=held)
-    prediction = predict(program_of(request, is_replicated=is_replicated), *conditions)
+        return _compared(request, conditions, has_held=held, mode=mode)
+    program = program_of(request, is_replicated=is_replicated, mode=mode)
+    prediction = predict(program, *conditions)
     from ppbench.display.predictions import amount, costs_text, figures_of
 
     moved, figures = prediction.transfers, prediction.figures()
@@ -119,6 +122,7 @@ def _compared(
     conditions: tuple[UnitCosts, Transfers, Replication | None],
     *,
     has_held: bool,
+    mode: str,
 ) -> Result:
     """A row per registered schedule: its figures, or why it cannot have this shape."""
     from engine.plan.schedules.registry import SCHEDULES
@@ -130,7 +134,7 @@ def _compared(
     for name in SCHEDULES:
         named = request._replace(schedule=name)
         try:
-            prediction = predict(program_of(named), *conditions)
+            prediction = predict(program_of(named, mode=mode), *conditions)
         except UsageError as error:
             refusals.append(error)
             records.append({**named._asdict(), "reason": str(error)})

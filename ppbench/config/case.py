@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from engine.model.presets import PRESETS
+from engine.plan.program import EVALUATE, TRAIN
 from engine.plan.sizes import bytes_of
 from ppbench.config import kinds
 from ppbench.config.kinds import AUTO, Kind, choice, minutes_of, up_to, whole
@@ -86,6 +87,11 @@ class Case:
         "1f1b",
         kinds.SCHEDULE,
         "name of the schedule, aliases resolved; `auto`: found by the solver",
+    )
+    mode: str = setting(
+        TRAIN,
+        choice(TRAIN, EVALUATE),
+        "`train`, or `evaluate`: forwards alone, without gradients and optimizer",
     )
     runtime: str = setting(
         ENGINE,
@@ -317,10 +323,16 @@ class Case:
 
         They do where gradients are clipped by the norm of all, and where stages of a preset share a
         weight, whose gradients they sum. Replicas meet rank by rank, which their collectives say.
+        Nothing of this is in an evaluation.
         """
         preset = None if self.is_emulated else PRESETS.get(self.model_preset)
         is_tied = preset is not None and preset.tie_word_embeddings and self.world_size > 1
-        return self.train_clip_norm > 0 or is_tied
+        return self.trains and (self.train_clip_norm > 0 or is_tied)
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are gradients and an optimizer."""
+        return self.mode == TRAIN
 
     @property
     def is_emulated(self) -> bool:

@@ -196,11 +196,12 @@ def _shape(case: Case) -> str:
 
 def _of_emulation(case: Case) -> Iterator[Problem]:
     times = {name.removeprefix("emulated_"): getattr(case, name) for name in TIMES}
-    ops, num_stages = ("F_ms", "I_ms", "W_ms"), num_stages_of(case)
+    ops, num_stages = ("F_ms", "I_ms", "W_ms") if case.trains else ("F_ms",), num_stages_of(case)
     for name in ops:
         if not times[name]:
             example = " ".join(f"--set emulated.{one}=2" for one in ops)
-            message = f'"emulated" needs F_ms, I_ms and W_ms; emulated.{name} is missing: {example}'
+            needed = "F_ms, I_ms and W_ms" if case.trains else "F_ms"
+            message = f'"emulated" needs {needed}; emulated.{name} is missing: {example}'
             yield Problem("device", message)
     for name, listed in times.items():
         what, num = ("link", num_stages - 1) if name == "link_ms" else ("stage", num_stages)

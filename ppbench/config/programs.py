@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Iterable
 from operator import mul
 from pathlib import Path
+from typing import Any
 
 from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.presets import PRESETS
@@ -64,16 +65,17 @@ def program_of(case: Case) -> Program:
         raise ScheduleError(f'schedule "{case.schedule}": the program is found when the case runs')
     shape = (case.schedule, case.world_size, case.num_microbatches)
     if case.schedule.startswith(CSV_PREFIX):
-        return _program_of_file(*shape, case.program_digest, is_replicated=case.replicas > 1)
-    return build_program(*shape, case.stages_per_rank)
+        how: dict[str, Any] = {"is_replicated": case.replicas > 1, "mode": case.mode}
+        return _program_of_file(*shape, case.program_digest, **how)
+    return build_program(*shape, case.stages_per_rank, mode=case.mode)
 
 
 @functools.lru_cache(maxsize=16)
 def _program_of_file(
-    schedule: str, world_size: int, num_microbatches: int, _digest: str, *, is_replicated: bool
+    schedule: str, world_size: int, num_microbatches: int, _digest: str, **how: Any
 ) -> Program:
     """Read a file once for all cases of a grid; changed content has another digest."""
-    return build_program(schedule, world_size, num_microbatches, is_replicated=is_replicated)
+    return build_program(schedule, world_size, num_microbatches, **how)
 
 
 def sharding_of(case: Case) -> CollectivePolicy:
@@ -132,11 +134,12 @@ def most_stages_per_rank(program: Program) -> int:
 def durations_of(case: Case) -> Durations:
     """The durations of each stage of an emulated case.
 
-    One number is the time of a rank's whole share, divided among its stages.
+    One number is the time of a rank's whole share, divided among its stages. An evaluation may have
+    none of a backward.
     """
     num, share = num_stages_of(case), case.world_size / depth_of(case)
     times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
-    return Durations(*(_ns_of_each(listed, num, share) for listed in times))
+    return Durations(*(_ns_of_each(listed or (0.0,), num, share) for listed in times))
 
 
 def link_ns_of(case: Case) -> tuple[int, ...]:

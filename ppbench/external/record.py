@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 import pandas as pd
 
 from engine.plan.check import check
-from engine.plan.program import Program
+from engine.plan.program import TRAIN, Program
 from engine.plan.rules import ProgramError, peak_activations
-from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
+from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program, in_mode
 from ppbench import __version__
 from ppbench.analysis.transfers import Receive
 from ppbench.cautions import Caution
@@ -35,7 +35,7 @@ from ppbench.store.columns import IMPORTED
 _CASE_FIELDS: dict[str, object] = {
     case_field.name: case_field.default for case_field in dataclasses.fields(Case)
 }
-_RECORDED = ("schedule", "world_size", "num_microbatches", "stages_per_rank")
+_RECORDED = ("schedule", "mode", "world_size", "num_microbatches", "stages_per_rank")
 _NOT_SETTABLE = (*_RECORDED, "replicas", "device", "runtime")
 _NAMES = ("model.preset", "data.source")
 """Settings whose values ppbench need not know."""
@@ -130,8 +130,8 @@ def _stages_per_rank(program: Program) -> int:
 def check_legal(program: Program) -> None:
     """Raises UsageError for a program that is not a whole training step."""
     try:
-        check(program)
-    except ProgramError as error:
+        check(in_mode(program, TRAIN))
+    except (ProgramError, ScheduleError) as error:
         raise UsageError(
             f"the actions are not a whole training step: {error}\n"
             "Check that the files of all ranks of one pipeline are there, with forward and backward"
@@ -219,6 +219,7 @@ def _case_of(recorded: RecordedRun, metadata: RunMetadata) -> Case:
     known = {
         **policy,
         "schedule": program.schedule,
+        "mode": program.mode,
         "world_size": program.world_size,
         "replicas": recorded.num_replicas,
         "num_microbatches": program.num_microbatches,

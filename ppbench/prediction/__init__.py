@@ -30,6 +30,7 @@ from engine.plan.period import Step, period_of, spans_in_a_row
 from engine.plan.predict import Durations, WalkedStep, predict_replicas
 from engine.plan.predict import predict as predict_program
 from engine.plan.program import (
+    TRAIN,
     Program,
     loop_placement,
     steps_can_overlap,
@@ -302,6 +303,7 @@ _OPTIONS = {
     "world_size": "--ranks",
     "num_microbatches": "--microbatches",
     "stages_per_rank": "--stages-per-rank",
+    "mode": "--mode",
 }
 
 
@@ -315,12 +317,16 @@ class ProgramRequest(NamedTuple):
 
 
 def program_of(
-    request: ProgramRequest, most_drawn: int | None = None, *, is_replicated: bool = False
+    request: ProgramRequest,
+    most_drawn: int | None = None,
+    *,
+    is_replicated: bool = False,
+    mode: str = TRAIN,
 ) -> Program:
     """The program of a request; `mine.csv` is `csv:mine.csv`, and checked against all rules.
 
-    `is_replicated` keeps the collectives that a file has. Raises UsageError, also for more
-    computations than can be drawn.
+    `is_replicated` keeps the collectives that a file has; `mode` is a sweep's. Raises UsageError,
+    also for more computations than can be drawn.
     """
     if request.schedule.endswith(".csv") and not request.schedule.startswith(CSV_PREFIX):
         request = request._replace(schedule=f"{CSV_PREFIX}{request.schedule}")
@@ -359,6 +365,7 @@ def program_of(
                 shape.num_microbatches,
                 request.stages_per_rank,
                 is_replicated=is_replicated,
+                mode=mode,
             )
             if most_drawn is not None and program.num_computations > most_drawn:
                 raise UsageError(
@@ -375,12 +382,12 @@ def program_of(
         raise UsageError(f'unknown schedule "{request.schedule}"{hint}') from None
     except ShapeError as error:
         fix = ""  # the values that would be accepted
-        if request.schedule.startswith(CSV_PREFIX):
+        if request.schedule.startswith(CSV_PREFIX) and error.key != "mode":
             fix = "; leave it out"
         elif error.key == "stages_per_rank":
             allowed = find_schedule(request.schedule).stages_per_rank
             fix = f"; leave it out for {allowed.default}"
-        else:
+        elif error.key != "mode":
             constraints = find_schedule(request.schedule).constraints
             p, m = request.ranks, request.microbatches
             own = [one.is_met for one in constraints if one.key == error.key]
@@ -409,16 +416,17 @@ def simulate(
     bandwidth: float | str | None = None,
     message_bytes: int = 0,
     overlap: bool = True,
+    mode: str = TRAIN,
 ) -> Prediction:
     """Predict a step of a schedule, named as in a sweep file or `csv:PATH`.
 
     `cost` is seconds per microbatch and rank, `latency` seconds of every message, `bandwidth` bytes
-    per second, by default infinite. Raises UsageError.
+    per second, by default infinite. `mode` is "train" or "evaluate". Raises UsageError.
     """
     rate = None if bandwidth is None else str(bandwidth)
     transfers = read_transfers(str(latency), rate, message_bytes, overlaps=overlap)
     request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
-    return predict(program_of(request), read_costs(cost), transfers)
+    return predict(program_of(request, mode=mode), read_costs(cost), transfers)
 
 
 def with_transfers(

@@ -35,7 +35,7 @@ SIZES = (1, 2, 4, 8)
 _DECISIVE = (
     *("model_preset", "model_weights", "model_dtype", "model_split", "model_split_points"),
     *("model_layers", "model_before_layers", "model_after_layers"),
-    *("replicas", "sharding_policy", "seq_len", "device"),
+    *("replicas", "sharding_policy", "seq_len", "device", "mode"),
     *("train_optimizer", "train_autocast", "train_compile", "launch_threads_per_rank"),
 )
 """Settings of the cases that a plan is made for: they must be the same in all."""
@@ -144,6 +144,8 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("plan.schedules", f"{text} once, and two ranks own it; leave it out")
     if not isinstance(case.seq_len, int):
         yield Problem("seq_len", 'is "variable"; a plan needs a number of tokens, such as 128')
+    if not case.trains:
+        yield Problem("mode", f'"{case.mode}" has no backward to plan for; expected "train"')
     if case.is_emulated:
         yield Problem("device", '"emulated" has no layers to plan for; expected cpu, cuda or xpu')
     num_ranks = len({case.world_size for case, _ in sweep.cases})

@@ -266,7 +266,8 @@ def write_result(
             joules = joules[~machines.duplicated()]
         per_token_j = joules.sum() / int(num_tokens.sum())
         energy = {"energy_per_token_j": per_token_j, "energy_source": source}
-    mfu = mfu_figures(result.flops, case.seq_len, tokens_per_s, peaks)
+    given = result.flops, case.seq_len, tokens_per_s, peaks
+    mfu = mfu_figures(*given, has_backward=case.trains)
     nodes = [
         (place.machine, rank.facts) for place, rank in zip(result.places, result.ranks, strict=True)
     ]

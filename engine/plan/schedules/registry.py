@@ -6,11 +6,13 @@ An explicit table rather than a decorator, so that reading this file tells what 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.plan.program import (
+    EVALUATE,
+    TRAIN,
     Placement,
     Program,
     from_csv,
@@ -21,6 +23,7 @@ from engine.plan.program import (
 from engine.plan.schedules.bidirectional import chimera, dualpipe
 from engine.plan.schedules.breadth_first import afab, looped_bfs
 from engine.plan.schedules.controlled_memory import v_half, v_min
+from engine.plan.schedules.forward_only import forwards
 from engine.plan.schedules.one_f_one_b import (
     interleaved_1f1b,
     interleaved_zb,
@@ -226,22 +229,41 @@ def build_program(
     stages_per_rank: int | None = None,
     *,
     is_replicated: bool = False,
+    mode: str = TRAIN,
 ) -> Program:
     """The program of a registered schedule, or of a CSV file (`csv:PATH`), for p ranks.
 
     A file's program is as its author wrote it, and may hold transfers; `is_replicated` keeps its
-    collectives too, which one replica has no use for.
+    collectives too, which one replica has no use for. To evaluate, the placement is all that a
+    program leaves: see `forward_only`.
     `check` tells whether it is legal. Raises UnknownScheduleError; ShapeError where the schedule or
     file is not made for these numbers; ProgramFileError.
     """
     if name.startswith(CSV_PREFIX):
         program = _program_of_file(name, world_size, num_microbatches, stages_per_rank)
-        return program if is_replicated else program.without_collectives()
+        return in_mode(program if is_replicated else program.without_collectives(), mode)
     schedule = find_schedule(name)
     shape = shape_of(name, world_size, num_microbatches, stages_per_rank)
     placement = schedule.place(world_size, shape.stages_per_rank)
-    table = Table.of(schedule.generate(placement, num_microbatches))
-    return Program(schedule.name, placement, num_microbatches, table)
+    generate = forwards if mode == EVALUATE else schedule.generate
+    table = Table.of(generate(placement, num_microbatches))
+    return in_mode(Program(schedule.name, placement, num_microbatches, table), mode)
+
+
+def in_mode(program: Program, mode: str) -> Program:
+    """The program as it is run to train or to evaluate; one without a backward stays as it is.
+
+    Raises ShapeError for a program that cannot train.
+    """
+    if mode not in (TRAIN, EVALUATE):
+        raise ShapeError("mode", f'unknown mode "{mode}"; known: {TRAIN}, {EVALUATE}')
+    if program.mode == mode:
+        return program
+    if mode == TRAIN:
+        reason = f'has no backward, which mode "{TRAIN}" needs; expected mode "{EVALUATE}"'
+        raise ShapeError("mode", f"{program.schedule} {reason}")
+    table = Table.of(forwards(program.placement, program.num_microbatches))
+    return replace(program, actions=table)
 
 
 def _program_of_file(

@@ -47,7 +47,10 @@ class Channel(Protocol):
     is_timed: bool  # whether transfers are timed; set between steps
 
     def send(self, action: Action, tensors: Tensors) -> None:
-        """Queue a message. Never waits for the peer; the tensors are let go once they are moved."""
+        """Queue a message; the tensors are let go once they are moved.
+
+        Waits for the peer only where that has not taken the messages of an earlier step.
+        """
 
     def post(self, action: Action, message: Message) -> None:
         """Make buffers ready for the next message. Never blocks."""

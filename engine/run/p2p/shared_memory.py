@@ -5,8 +5,9 @@
           --the slot's number-->  pipe               --read by-->  take  copies out, frees the slot
 
 A slot has a header, then the tensors. The header says when the message was sent, for which
-microbatch, and in which shapes, whether they vary or not. There is a slot for each microbatch: more
-messages are never on their way. The first free one is used, so that only as much memory is touched
+microbatch, and in which shapes, whether they vary or not. There is a slot for each microbatch. Only
+a rank that needs nothing back comes further than a step ahead, in an evaluation: there it waits for
+a slot. The first free one is used, so that only as much memory is touched
 as messages have waited at once. A message ahead of the one that is taken is copied out with it.
 
 Each copy is made by the rank that wants it, so that no thread takes a core from a rank that
@@ -45,6 +46,7 @@ _ALIGNMENT = 64
 _PATIENCE_MINUTES = 30  # as torch's process groups
 _NUM_LOOKS = 64  # for a message, before sleeping
 _NUMBER_BYTES = 4  # of a slot's number in the pipe
+_WAIT_MS = 1  # between two looks for a free slot
 _now_ns = HostClock().mark
 
 
@@ -132,8 +134,9 @@ class MemoryChannel:
 
     def send(self, action: Action, tensors: Tensors) -> None:
         start_ns = _now_ns()
-        slot = self._map.find(b"\0", 0, self._num_slots)
-        assert slot >= 0, "more messages are on their way than a step has microbatches"
+        while (slot := self._map.find(b"\0", 0, self._num_slots)) < 0:
+            if self._poll.poll(_WAIT_MS):  # nobody reads from the pipe
+                raise TransferError(f"send to rank {self._peer}: it is gone")
         message = tuple(TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors)
         if self._header_bytes + sum(map(_room_of, message)) > self._slot_bytes:
             raise TransferError(f"{action}: more than the longest microbatch sends; none may")

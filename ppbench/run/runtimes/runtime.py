@@ -213,4 +213,5 @@ def trainer_config(case: Case) -> TrainerConfig:
         replicas=case.replicas,
         sharding=sharding_of(case),
         issue_ahead=case.launch_issue_ahead,
+        mode=case.mode,
     )

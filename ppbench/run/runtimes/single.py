@@ -1,6 +1,6 @@
 """No pipeline: the whole model on one rank, one microbatch after the other.
 
-    for each microbatch:  F  forward and loss    B  torch's own backward
+    for each microbatch:  F  forward and loss    B  torch's own backward, in a training
 
 It is the reference that a pipeline is compared with: plain torch, without stages, channels or an
 executor.
@@ -44,13 +44,15 @@ class Unsplit(Stopwatch):
         self.begin(step, recording)
         if recording.has_spans:
             self.clock.begin()
-        losses = []
+        losses, trains = [], self._lowered.has_backward
         for microbatch, (inputs, targets) in enumerate(
             zip(batch.inputs, batch.targets, strict=True)
         ):
             forward, backward = (Action(0, op, microbatch) for op in (Op.F, Op.B))
-            loss = self.perform(forward, self._forward, inputs, targets, batch.num_tokens)
-            self.perform(backward, torch.autograd.backward, loss)
+            with torch.set_grad_enabled(trains):
+                loss = self.perform(forward, self._forward, inputs, targets, batch.num_tokens)
+            if trains:
+                self.perform(backward, torch.autograd.backward, loss)
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 

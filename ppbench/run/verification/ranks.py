@@ -225,10 +225,10 @@ def _in_words(case: Case, way: Case, compared: list[Exactness]) -> str:
     longest = way.seq_len if isinstance(way.seq_len, int) else way.data_max_seq_len
     size = f"{way.num_microbatches} x {way.train_microbatch_size}"
     size += f" x {longest} tokens" if compared[0].is_on_text else " samples"
-    text = (
-        f"against {author}, unsplit: weights, loss and {compared[0].num_gradients} gradients of "
-        f"{NUM_STEPS} steps of {size} in {way.model_dtype}"
-    )
+    what = "weights and loss"
+    if case.trains:
+        what = f"weights, loss and {compared[0].num_gradients} gradients"
+    text = f"against {author}, unsplit: {what} of {NUM_STEPS} steps of {size} in {way.model_dtype}"
     if case.replicas > 1:
         text += f", {case.replicas} replicas by {case.sharding_policy}"
     if len(compared) > 1:

@@ -74,6 +74,8 @@ def sums_of_losses(
         for stage in range(len(partition)):
             state = random_state(device)
             module = model.build_stage(partition, stage, device)
+            if not config.trains:
+                module.eval()
             set_random_state(state, device)  # drawing its weights has changed it
             states = _states(module)
             for microbatch, targets in enumerate(batch.targets[begin:]):
