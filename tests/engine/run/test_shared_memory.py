@@ -91,6 +91,32 @@ def test_messages_come_whole_and_in_order_whatever_their_shapes(ranks: Ranks):
         assert ours.action.microbatch == theirs.action.microbatch
 
 
+def run_a_step_ahead(fabric, is_member):
+    """With two slots: a third message waits until one is taken, and a fifth for nobody."""
+    if not is_member:
+        fabric.connect([EDGE], (0, 1), [])
+        return None
+    channel, me = opened(fabric, num_slots=2)
+    for number in range(2 + 2 * (me == 0)):
+        if me == 0:
+            channel.send(send(number), message_of(number, 1))
+        else:
+            channel.post(receive(number), LONGEST)
+            channel.take(receive(number))
+    fabric.gather_objects(None, (0, 1))
+    words = ""
+    if me == 0:
+        with pytest.raises(TransferError) as caught:
+            channel.send(send(4), message_of(4, 1))
+        words = str(caught.value)
+    channel.close()
+    return words
+
+
+def test_a_sender_that_is_a_step_ahead_waits_for_a_slot(ranks: Ranks):
+    assert ranks.run(2, run_a_step_ahead) == ["send to rank 1: it is gone", ""]
+
+
 def run_far_ahead(fabric, is_member):
     """More messages wait than a pipe has room for headers, unless it is made larger."""
     if not is_member:
