@@ -149,7 +149,7 @@ def small_llama(vocab_size: int = 64) -> LlamaForCausalLM:
     return model
 
 
-def hooked_llama() -> LlamaForCausalLM:
+def reversing_llama() -> LlamaForCausalLM:
     """A small Llama that reads its token ids backwards, by a hook on the whole model."""
     model = small_llama(256)
 

@@ -73,7 +73,7 @@ HOWEVER_CUT = {
 WHERE_CUT = {
     "sends_a_number": "1 returns int, which cannot be sent",
     "sends_complex": "1 returns torch.complex128, which cannot be sent",
-    "hooked_llama": "this LlamaForCausalLM has a forward pre-hook, which only the last stage",
+    "reversing_llama": "this LlamaForCausalLM has a forward pre-hook, which only the last stage",
     "patched_llama": "has a forward of its own instead of its class's, which only the last stage",
 }
 WHERE_TRACED = {
