@@ -228,6 +228,10 @@ class Comparison:
     axis_values: tuple[Hashable, ...] = ()  # in order
     shared: str = ""  # the usual settings that all pairs have alike, in words
     stopped: Stopped | None = None  # if launches were made until the answer was clear
+    # Told in words and as data, and found once.
+    _broken_down: dict[Contrast, Breakdown | None] = field(
+        default_factory=dict, init=False, compare=False
+    )
 
     def __repr__(self) -> str:
         if self.axis == COMMIT:
@@ -292,19 +296,25 @@ class Comparison:
         """
         breakdowns = []
         for contrast in wanted:
-            runs_of_sides, sides = (contrast.base, contrast.head), []
-            for runs, store in zip(runs_of_sides, (self.base.store, self.head.store), strict=True):
-                spans = store.table("spans", runs["run_id"]).groupby("run_id", sort=False)
-                sides.append([launch_figures(of_run) for _, of_run in spans])
-            if not all(sides):
-                continue
-            base, head = with_whole_backwards(*sides)
-            first, last = (runs.iloc[0] for runs in runs_of_sides)
-            if any(first[name] != last[name] for name in ("world_size", "stages_per_rank")):
-                base, head = ([of_whole_pipeline(own) for own in side] for side in (base, head))
-            step_ns = float(contrast.base["step_ns"].median())
-            breakdowns.append(Breakdown(contrast, tuple(breakdown(base, head, step_ns))))
+            if contrast not in self._broken_down:
+                self._broken_down[contrast] = self._break_down(contrast)
+            if (found := self._broken_down[contrast]) is not None:
+                breakdowns.append(found)
         return breakdowns
+
+    def _break_down(self, contrast: Contrast) -> Breakdown | None:
+        runs_of_sides, sides = (contrast.base, contrast.head), []
+        for runs, store in zip(runs_of_sides, (self.base.store, self.head.store), strict=True):
+            spans = store.table("spans", runs["run_id"]).groupby("run_id", sort=False)
+            sides.append([launch_figures(of_run) for _, of_run in spans])
+        if not all(sides):
+            return None
+        base, head = with_whole_backwards(*sides)
+        first, last = (runs.iloc[0] for runs in runs_of_sides)
+        if any(first[name] != last[name] for name in ("world_size", "stages_per_rank")):
+            base, head = ([of_whole_pipeline(own) for own in side] for side in (base, head))
+        step_ns = float(contrast.base["step_ns"].median())
+        return Breakdown(contrast, tuple(breakdown(base, head, step_ns)))
 
     def counts(self) -> str:
         """`2 faster, 1 same`; empty without lines."""
