@@ -167,7 +167,7 @@ class Instrument:
                 whose = getattr(owner, "__name__", type(owner).__name__)
                 raise UsageError(
                     f"torch {torch.__version__}: {whose} has no {name}, which recording needs; "
-                    "torch 2.10 to 2.13 are supported"
+                    "torch 2.10 to 2.14 are supported"
                 )
         self.rank, self._replica = int(self.stages[0].group_rank), replica  # in the pipeline
         self._patches = contextlib.ExitStack()
