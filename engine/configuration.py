@@ -47,6 +47,8 @@ class TrainerConfig:
     `replicas` pipelines of `world_size` ranks train together, each on `num_microbatches` of its
     own, and `sharding` says what of parameters, gradients and optimizer states each keeps.
 
+    With `has_pairs`, the forwards and backwards that a schedule pairs are one action each.
+
     On an accelerator the host issues at most `issue_ahead` computations that are not done. Each
     stage `rehearses` its computations before the first step; None: on an accelerator.
     """
@@ -66,6 +68,7 @@ class TrainerConfig:
     replicas: int = 1
     sharding: CollectivePolicy = field(default_factory=DataParallel)
     issue_ahead: int = DEFAULT_ISSUE_AHEAD
+    has_pairs: bool = False
     rehearses: bool | None = None
     mode: str = TRAIN
 
@@ -109,8 +112,9 @@ def program_of(config: TrainerConfig) -> Program:
         config.stages_per_rank,
         is_replicated=config.replicas > 1,
         mode=config.mode,
+        has_pairs=config.has_pairs,
     )
-    program = in_mode(program, config.mode)
+    program = in_mode(program if config.has_pairs else program.in_order(), config.mode)
     check(program)
     return program
 

@@ -16,9 +16,11 @@ from pathlib import Path
 import pandas as pd
 
 from engine.plan.program import Program
+from engine.plan.schedules.registry import SCHEDULES
 from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, parts_in
 from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
 from ppbench.analysis.job_times import times_of
+from ppbench.analysis.pairs import IN_ORDER, contention_of, words_of
 from ppbench.analysis.policy_whatif import POLICY_NOTE, other_sharing
 from ppbench.analysis.running import Following, stored_following
 from ppbench.analysis.stragglers import Stragglers, stragglers_of
@@ -312,6 +314,8 @@ def _explained(store: Store, run: pd.Series) -> Explanation:
     # Parts of replicas that the run does not have are left out.
     unused = [part for part in REPLICA_PARTS if part not in parts_in(rows)]
     notes = [HALVES_NOTE] if needs_halves(model.costs.mean) else []
+    if text := _pairs_of(store, run):
+        notes.append(text)
     if is_shared:
         more = f"Who of its replicas and ranks is slow: ppbench stragglers {run['run_id']}"
         notes += [POLICY_NOTE, more]
@@ -328,6 +332,17 @@ def _explained(store: Store, run: pd.Series) -> Explanation:
         [o for o in others if isinstance(o, Inapplicable)],
         notes,
     )
+
+
+def _pairs_of(store: Store, run: pd.Series) -> str | None:
+    """How the pairs of a forward and a backward went, where the schedule has any."""
+    schedule, program = SCHEDULES.get(str(run["schedule"])), program_of_run(run)
+    if schedule is None or schedule.pairs is None:
+        return None
+    if not program.paired:
+        return IN_ORDER
+    spans = store.table("spans", [run["run_id"]])
+    return None if spans.empty else words_of(contention_of(spans, program))
 
 
 def _check_ok(run: pd.Series) -> None:

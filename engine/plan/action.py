@@ -84,8 +84,7 @@ def parse_action(text: str) -> Action:
 def parse_cell(text: str) -> tuple[Action, ...]:
     """Read one cell of torch's CSV form; raises ValueError on anything that it cannot hold.
 
-    An empty cell is an idle slot. A pair that may overlap, `(0F3;3B1)OVERLAP_F_B`, is run in its
-    order.
+    An empty cell is an idle slot. A pair that may overlap, `(0F3;3B1)OVERLAP_F_B`, is two actions.
     """
     text = text.strip()
     if not text:

@@ -115,8 +115,14 @@ def explain(walked: Walk, sharing: Sharing = Sharing.STAGE_EDGE) -> None:
     stuck += [(ranks[head.stage], head) for head in heads.values()]
     waits: dict[tuple[int, Action], str] = {}
     place, why = stuck[0], ""
+    pairs = zip(range(len(program.mates)), program.mates, strict=True)
+    mates = {table.at(at): table.at(mate) for at, mate in pairs if mate != NONE}
     while place not in waits:
         rank, action = place
+        if (mate := mates.get(action)) is not None and _has_input(action, walked):
+            waits[place] = f"{action} on rank {rank} is one with {mate}"
+            place = rank, mate
+            rank, action = place
         if action.op in SEND_OPS | RECV_OPS:
             head = heads.get(line_of(program.placement, sharing, action), action)
             if head != action:
@@ -158,6 +164,22 @@ def explain(walked: Walk, sharing: Sharing = Sharing.STAGE_EDGE) -> None:
         why += "; ".join(waits[one] for one in places[places.index(place) :])
     rank, action = place
     raise ProgramError(program, rank, rows[rank].index(action), why)
+
+
+def _has_input(action: Action, walked: Walk) -> bool:
+    """Whether what a forward needs was done where a walk stopped."""
+    program = walked.program
+    needed = fact_needed(action, program.placement)
+    if needed is None:
+        return True
+    owner = program.placement.ranks[needed.stage]
+    done = walked.positions[owner] - program.table.offset[owner]
+    if (receive := incoming(action, program)) is not None and program.has_transfers:
+        head = {program.table.at(at) for at in walked.heads if at != NONE}
+        return not head & {receive, counterpart(receive)} and (
+            counterpart(receive) in program.table.part(owner, 0, done)
+        )
+    return needed in program.table.part(owner, 0, done)
 
 
 def check_delivery_between_ranks(lowered: Program) -> None:

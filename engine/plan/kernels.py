@@ -61,6 +61,28 @@ def count_kinds(op: Ints, stage: Ints, num_stages: int, count: Ints) -> None:
             count[op[at] * num_stages + stage[at]] += 1
 
 
+def find_mates(
+    offset: Ints,
+    op: Ints,
+    stage: Ints,
+    microbatch: Ints,
+    paired: Ints,
+    num_microbatches: int,
+    mates: Ints,
+) -> None:
+    """The computation behind each forward that `paired` has, on the same rank."""
+    for rank in range(len(offset) - 1):
+        forward = NONE
+        for at in range(offset[rank], offset[rank + 1]):
+            if op[at] > W:
+                continue
+            if forward != NONE:
+                mates[forward], forward = at, NONE
+            place = stage[at] * num_microbatches + microbatch[at]
+            if op[at] == F and 0 <= place < len(paired) and paired[place] == 1:
+                forward = at
+
+
 def find_peaks(offset: Ints, op: Ints, peak: Ints) -> None:
     """The most activations that each rank holds: F adds one, B and W take one away."""
     for rank in range(len(offset) - 1):
@@ -93,12 +115,19 @@ def order_messages(
 
 
 def insert_transfers(
-    table: Arrays, kinds: Arrays, width: int, ahead: int, sent: Arrays, posted: Ints, out: Arrays
+    table: Arrays,
+    kinds: Arrays,
+    width: int,
+    ahead: int,
+    sent: Arrays,
+    posted: Ints,
+    mates: Ints,
+    out: Arrays,
 ) -> None:
     """Put each SEND behind its maker, and each RECV `ahead` computations before what needs it.
 
     With a RECV stand, before it, those of its edge that were sent before. `posted`: how many of an
-    edge have been posted.
+    edge have been posted. No transfer stands within a pair.
     """
     offset, op, stage, column = table
     needed, _, receives, edge, _ = kinds
@@ -108,7 +137,8 @@ def insert_transfers(
     for rank in range(len(offset) - 1):
         need = offset[rank]  # the computation that is looked ahead at
         for at in range(offset[rank], offset[rank + 1]):
-            while need < offset[rank + 1] and need <= at + ahead:
+            is_pair = len(mates) > 0 and mates[at] != NONE
+            while need < offset[rank + 1] and need <= at + ahead + is_pair:
                 kind = op[need] * num_stages + stage[need]
                 if receives[kind]:
                     first = needed[kind]
@@ -121,10 +151,12 @@ def insert_transfers(
                 need += 1
             out_op[to], out_stage[to], out_column[to] = op[at], stage[at], column[at]
             to += 1
-            if edge[op[at] * num_stages + stage[at]] >= 0:
-                out_op[to], out_stage[to] = SEND_F if op[at] == F else SEND_B, stage[at]
-                out_column[to] = column[at]
-                to += 1
+            is_second = len(mates) > 0 and at > offset[rank] and mates[at - 1] == at
+            for maker in range(at - is_second, at if is_pair else at + 1):
+                if edge[op[maker] * num_stages + stage[maker]] >= 0:
+                    out_op[to] = SEND_F if op[maker] == F else SEND_B
+                    out_stage[to], out_column[to] = stage[maker], column[maker]
+                    to += 1
         out_offset[rank + 1] = to
 
 
@@ -196,18 +228,18 @@ def walk(
 
     `shape` is (steps K, replicas D, microbatches, stages, links). A walker is a rank of a replica,
     d x p + r; what is by step and replica lies one behind the other, (d x K + k) times its length.
-    `table`: offset, op, stage, column and `awaits`, the collective of the row that an action waits
-    for. `took` is by replica, step and action; a message's at its SEND. `walkers`: where each
-    stands in its row, in which step, since when it is free, what it did last, what it is blocked
-    on, and the stack of those to go on. `links`: when each is there, NONE before or MADE, and what
-    brought it.
+    `table`: offset, op, stage, column, `awaits`, the collective of the row that an action waits
+    for, and `mates`, the backward that a forward is one with. `took` is by replica, step and
+    action; a message's at its SEND. `walkers`: where each stands in its row, in which step, since
+    when it is free, what it did last, what it is blocked on, and the stack of those to go on.
+    `links`: when each is there, NONE before or MADE, and what brought it.
     `queue`: the first and last transfer of each line, what is behind each, and lines to look at.
     `channel`: when each channel and lane is free, and who has come to a meeting.
     `times`: when each action starts and ends, and when what it lets move begins to move; NONE
     before. `why`: by action what ended for it to start, by message what ended for it to move; both
     may be empty. Returns a RECV that would get another microbatch's message, or NONE.
     """
-    offset, op, stage, column, awaits = table
+    offset, op, stage, column, awaits, mates = table
     needed, made, _, edge, user = kinds
     num_steps, replicas, width, num_stages, num_links = shape
     position, step, now, latest, blocked, stack, ends = walkers
@@ -217,7 +249,7 @@ def walk(
     cause, moved_by = why
     num_ranks, size = len(offset) - 1, len(op)
     top, has_why, is_explicit = len(stack), len(cause) > 0, len(lines[0]) > 0
-    is_joined = len(awaits) > 0
+    is_joined, has_pairs = len(awaits) > 0, len(mates) > 0
     first, last, behind, todo, is_todo = queue
     num_lines = len(is_todo)
     while top > 0:
@@ -255,6 +287,16 @@ def walk(
                     began = arrived
                     if has_why:
                         reason = brought[link]
+                mate = mates[at] if has_pairs else NONE
+                if mate != NONE:
+                    link = link_base + column[mate] + needed[op[mate] * num_stages + stage[mate]]
+                    if there_ns[link] < 0:
+                        blocked[walker] = link
+                        break
+                    if there_ns[link] > began:
+                        began = there_ns[link]
+                        if has_why:
+                            reason = brought[link]
                 start[own] = began
                 end[own] = free = began + took[own]
                 before = own
@@ -271,10 +313,13 @@ def walk(
                             there_ns[link] = MADE
                     else:
                         here += replica * num_links
-                        moved = max(free, free_ns[here])
+                        ready, maker = free, own
+                        if mate != NONE and overlaps:  # the pair is over then
+                            ready, maker = free + took[base + mate], base + mate
+                        moved = max(ready, free_ns[here])
                         if has_why:
-                            late = moved > free and last_moved[here] >= 0
-                            moved_by[own] = NONE - 1 - last_moved[here] if late else own
+                            late = moved > ready and last_moved[here] >= 0
+                            moved_by[own] = NONE - 1 - last_moved[here] if late else maker
                             last_moved[here], brought[link] = own, NONE - 1 - own
                         moves[own] = moved
                         there_ns[link] = free_ns[here] = moved + transfer_ns

@@ -61,7 +61,8 @@ def lower(
         num_messages = sum(num for num, edge in crossings if edge != kernels.NONE)
         size = table.num_actions + 2 * num_messages
         out = Table(filled(0, len(table) + 1), *(filled(0, size) for _ in range(3)))
-        arguments = table.arrays, kinds, width, ahead, sent, filled(0, links), out.arrays
+        posted = filled(0, links)
+        arguments = table.arrays, kinds, width, ahead, sent, posted, program.mates, out.arrays
         run(table.num_actions, kernels.insert_transfers, *arguments)
         lowered = replace(program, actions=out)
     prove_no_deadlock(lowered)

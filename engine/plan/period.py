@@ -23,11 +23,11 @@ from engine.plan import kernels
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.check import check, explain
 from engine.plan.kernels import NONE
-from engine.plan.predict import Durations, WalkedStep, spans_of
+from engine.plan.predict import Durations, WalkedStep, spans_of, took_by
 from engine.plan.program import Program
 from engine.plan.rules import check_facts
 from engine.plan.spans import Span
-from engine.plan.walk import FREE_TRANSFERS, TransferModel, Walk, of_kinds, walk, walk_all
+from engine.plan.walk import FREE_TRANSFERS, TransferModel, Walk, walk, walk_all
 
 MOST_STEPS = 64
 """Steps in a row that are looked at for two that are alike."""
@@ -157,7 +157,9 @@ def period_ns(
 ) -> Fraction:
     """The period of one program's computations. Raises ProgramError if it is illegal."""
     compute = program.compute_only()
+    if durations.pair_ns is None:
+        compute = compute.in_order()
     check_facts(compute)
-    step = Step(compute, [of_kinds(compute, durations.by_kind(program.num_stages))])
+    step = Step(compute, [took_by(compute, durations)])
     step = step._replace(optimizer_ns=optimizer_ns, meets=meets)
     return periods([step], transfers)[0]

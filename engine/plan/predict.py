@@ -36,13 +36,15 @@ from engine.plan.walk import FREE_TRANSFERS, TransferModel, Walk, of_kinds, walk
 class Durations:
     """Nanoseconds of one microbatch's forward and of the two halves of its backward, by stage.
 
-    A whole backward takes `backward_ns`; without these, as long as its halves.
+    A whole backward takes `backward_ns`; without these, as long as its halves. A pair takes
+    `pair_ns` of its forward's stage; without these, as long as both.
     """
 
     forward_ns: tuple[int, ...]
     input_ns: tuple[int, ...]
     weight_ns: tuple[int, ...]
     backward_ns: tuple[int, ...] | None = None
+    pair_ns: tuple[int, ...] | None = None
 
     @property
     def whole_ns(self) -> tuple[int, ...]:
@@ -73,6 +75,29 @@ class Durations:
             )
         by_op, none = {**self.by_op(), **others}, (0,) * num_stages
         return [ns for op in OPS for ns in by_op.get(op, none)]
+
+
+def took_by(
+    program: Program,
+    durations: Durations,
+    others: Mapping[Op, Sequence[int]] = MappingProxyType({}),
+) -> Ints:
+    """The nanoseconds of each action of the table; `others` are those of further ops.
+
+    The halves of a pair share its time as they would take it alone.
+    """
+    took = of_kinds(program, durations.by_kind(program.num_stages, others))
+    return took if durations.pair_ns is None else with_pair_times(program, took, durations.pair_ns)
+
+
+def with_pair_times(program: Program, took: Ints, pair_ns: Sequence[int]) -> Ints:
+    """The times of a program's actions, of which pairs take as long as given by stage."""
+    for at, mate in enumerate(program.mates):
+        if mate != kernels.NONE:
+            whole, alone = pair_ns[program.table.stage[at]], took[at] + took[mate]
+            took[at] = whole * took[at] // alone if alone else 0
+            took[mate] = whole - took[at]
+    return took
 
 
 def uniform(placement: Placement, forward_ns: int, input_ns: int, weight_ns: int) -> Durations:
@@ -314,12 +339,15 @@ def predict(
 ) -> WalkedStep:
     """The step of one replica of a program.
 
-    Transfers follow from the placement, whatever the program says. With `has_why` the critical path
+    Transfers follow from the placement, whatever the program says. Pairs are two actions in order
+    where they have no time of their own. With `has_why` the critical path
     is known at once. Raises ProgramError at an illegal program, as `engine.plan.check.check`.
     """
     compute = program.compute_only()
+    if durations.pair_ns is None:
+        compute = compute.in_order()
     check_facts(compute)
-    took = of_kinds(compute, durations.by_kind(program.num_stages))
+    took = took_by(compute, durations)
     return timed(compute, [took], transfers, has_why=has_why)
 
 
@@ -339,12 +367,14 @@ def predict_replicas(
     """
     if not transfers.overlaps:
         raise ValueError("transfers that block their sender are not predicted with replicas")
+    if any(each.pair_ns is None for each in durations):
+        program = program.in_order()
     check(program)
     lowered = with_collectives(lower(program), program, policy)
     num_stages = lowered.num_stages
     messages = dict.fromkeys(SEND_OPS, (transfers.duration_ns,) * num_stages)
     others: dict[Op, Sequence[int]] = {**messages, **collectives}
-    took = [of_kinds(lowered, each.by_kind(num_stages, others)) for each in durations]
+    took = [took_by(lowered, each, others) for each in durations]
     return timed(lowered, took, transfers)
 
 

@@ -12,7 +12,7 @@ import itertools
 import json
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -104,12 +104,17 @@ class Program:
     """The actions of one step, by rank, in the order in which each rank issues them.
 
     Made of rows of actions or of a table of them; kept as a table.
+
+    `paired` has a 1 for each forward, at stage x microbatches + microbatch, that is one with the
+    whole backward behind it: a pair starts when both have their input, may overlap, and hands on
+    both results when it is over. It is empty where there are none.
     """
 
     schedule: str
     placement: Placement
     num_microbatches: int
     actions: Sequence[tuple[Action, ...]]
+    paired: bytes = b""
 
     def __post_init__(self) -> None:
         if not isinstance(self.actions, Table):
@@ -174,6 +179,23 @@ class Program:
         run(table.num_actions, kernels.count_kinds, table.op, table.stage, self.num_stages, counts)
         return counts
 
+    @cached_property
+    def mates(self) -> array[int]:
+        """By index in the table, that of the backward of which a forward is one; else NONE.
+
+        Empty where the program has no pairs.
+        """
+        table, mates = self.table, array("q")
+        if self.paired:
+            mates = array("q", [kernels.NONE]) * table.num_actions
+            arguments = array("q", iter(self.paired)), self.num_microbatches, mates
+            run(table.num_actions, kernels.find_mates, *table.arrays, *arguments)
+        return mates
+
+    def in_order(self) -> Program:
+        """The same program with the halves of each pair as two actions in order."""
+        return replace(self, paired=b"") if self.paired else self
+
     def compute_only(self) -> Program:
         """The same program without its transfers and collectives."""
         if not self.has_transfers and not self.has_collectives:
@@ -218,11 +240,16 @@ def _ends_early(
 
 
 def to_csv(program: Program) -> str:
-    """torch's form: a row per rank, a cell per action."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(
-        [str(action) for action in program.table.part(rank)] for rank in range(len(program.table))
-    )
+    """torch's form: a row per rank, a cell per action; a pair is one cell."""
+    text, rows, mates = io.StringIO(), [], program.mates
+    for begin, end in itertools.pairwise(program.table.offset):
+        cells = list(map(str, program.table.those(range(begin, end))))
+        for at in range(begin, end if mates else begin):
+            if (mate := mates[at]) != kernels.NONE:
+                cells[at - begin] = f"({cells[at - begin]};{cells[mate - begin]})OVERLAP_F_B"
+                cells[mate - begin] = ""
+        rows.append([cell for cell in cells if cell])
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
@@ -237,7 +264,8 @@ def from_csv(text: str, name: str) -> Program:
     ValueError naming the row and column of a cell that is not an action, or what is missing
     altogether.
     """
-    table = Table.of(actions_from_csv(text))
+    rows, forwards_of_pairs = _cells_from_csv(text)
+    table = Table.of(rows)
     seen: dict[int, Counter[int]] = {}  # by stage, how often on each rank
     plain = [[a for a in row if a.op not in COLLECTIVE_OPS] for row in table]
     forwards: dict[int, set[int]] = {}  # by stage, its microbatches
@@ -263,7 +291,16 @@ def from_csv(text: str, name: str) -> Program:
     is_two_way = 2 * begins[0] == len(own) if len(begins) == 1 and all(own) else False
     ranks = tuple(owners[stage] for stage in range(len(owners)))
     placement = Placement(ranks, len(table), 2 if is_two_way else 1)
-    return Program(name, placement, len(microbatches), table)
+    return with_pairs(Program(name, placement, len(microbatches), table), forwards_of_pairs)
+
+
+def with_pairs(program: Program, forwards: Iterable[Action]) -> Program:
+    """The program with some forwards one with the backward behind each."""
+    size = program.num_microbatches
+    paired = bytearray(program.num_stages * size)
+    for stage, _, microbatch in forwards:
+        paired[stage * size + microbatch] = 1
+    return replace(program, paired=bytes(paired) if any(paired) else b"")
 
 
 def actions_from_csv(text: str) -> tuple[tuple[Action, ...], ...]:
@@ -271,36 +308,51 @@ def actions_from_csv(text: str) -> tuple[tuple[Action, ...], ...]:
 
     Raises ValueError naming row and column of a cell that is none of it.
     """
+    return _cells_from_csv(text)[0]
+
+
+def _cells_from_csv(text: str) -> tuple[tuple[tuple[Action, ...], ...], list[Action]]:
+    """Return the rows, and the forwards of pairs."""
     try:
         lines = list(csv.reader(io.StringIO(text)))
     except csv.Error as error:
         raise ValueError(f"is not CSV: {error}") from None
     rows: list[tuple[Action, ...]] = []
+    forwards_of_pairs = list[Action]()
     for rank, cells in enumerate(lines):
         row: list[Action] = []
         for column, cell in enumerate(cells):
             try:
-                row += parse_cell(cell)
+                row += (actions := parse_cell(cell))
             except ValueError as error:
                 raise ValueError(f"rank {rank}, column {column}: {error}") from None
+            if "(" in cell:
+                if [action.op for action in actions] != [Op.F, Op.B]:
+                    reason = f"{cell.strip()[:40]} pairs others than a forward F and a backward B"
+                    raise ValueError(f"rank {rank}, column {column}: {reason}")
+                forwards_of_pairs.append(actions[0])
         rows.append(tuple(row))
     while rows and COLLECTIVE_OPS.issuperset(action.op for action in rows[-1]):
         rows.pop()  # a line at the end in which nothing is computed
-    return tuple(rows)
+    return tuple(rows), forwards_of_pairs
 
 
 def to_json(program: Program) -> str:
     """Everything needed to rebuild the program, as one JSON object.
 
-    It names the directions where there is more than one.
+    It names the directions where there is more than one, and the forwards of pairs if there are
+    any.
     """
     directions = program.placement.directions
+    forwards = (at for at, mate in enumerate(program.mates) if mate != kernels.NONE)
+    pairs = list(map(str, program.table.those(list(forwards))))
     return json.dumps(
         {
             "schedule": program.schedule,
             "num_microbatches": program.num_microbatches,
             "placement": list(program.placement.ranks),
             **({"directions": directions} if directions > 1 else {}),
+            **({"pairs": pairs} if pairs else {}),
             "actions": [[str(action) for action in row] for row in program.actions],
         }
     )
@@ -311,4 +363,5 @@ def from_json(text: str) -> Program:
     data = json.loads(text)
     rows = tuple(tuple(parse_action(cell) for cell in row) for row in data["actions"])
     placement = Placement(tuple(data["placement"]), len(rows), data.get("directions", 1))
-    return Program(data["schedule"], placement, data["num_microbatches"], rows)
+    program = Program(data["schedule"], placement, data["num_microbatches"], rows)
+    return with_pairs(program, map(parse_action, data.get("pairs", ())))

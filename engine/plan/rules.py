@@ -128,6 +128,13 @@ def check_facts(compute: Program) -> None:
     What is proved of a table is proved once.
     """
     table, width = compute.table, compute.num_microbatches
+    for at, mate in enumerate(compute.mates):
+        if mate != kernels.NONE:
+            forward, backward = table.those([at, mate])
+            is_other = (forward.stage, forward.microbatch) != (backward.stage, backward.microbatch)
+            if backward.op is not Op.B or not is_other:
+                reason = f"is paired with {backward}; expected the whole backward of another one"
+                raise ProgramError(compute, *table.place(at), reason)
     if table.legal_in == (compute.placement, width):
         return
     made_by = maker(table.num_actions)

@@ -25,6 +25,9 @@ A computation waits for the latest UNSHARD of its stage before it in its row, OP
 collectives before them; RESHARD takes no time. All ranks of all replicas are needed for a NORM, and
 each waits for it.
 
+A pair, a forward that is one with the backward behind it, starts when both have their input. Its
+two halves share its time, and both messages are made when it is over.
+
 A training is steps in a row, each rank beginning the next one when its own is done. Nothing else
 keeps steps apart. Every action takes as long in each of them, or has a time of its own in each.
 """
@@ -325,8 +328,10 @@ def _lines(placement: Placement, sharing: Sharing, made_by: Maker) -> tuple[Ints
 def _table_of(program: Program, made_by: Maker) -> tuple[Arrays, int]:
     """The table with the collective that each action waits for, if any; and its `columns_of`."""
     table, width = columns_of(program, made_by)
+    mates = made_by(0, 0)
+    mates.extend(program.mates)
     if not program.has_collectives:
-        return (*table, made_by(0, 0)), width
+        return (*table, made_by(0, 0), mates), width
     latest, awaits = made_by(NONE, program.num_stages), made_by(NONE, len(table[1]))
     run(len(awaits), kernels.find_awaited, *table[:3], latest, awaits)
-    return (*table, awaits), width
+    return (*table, awaits, mates), width

@@ -11,8 +11,8 @@ import ctypes
 import functools
 import random
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -44,6 +44,9 @@ class Emulation:
     gather_ns: tuple[int, ...] = ()  # of each stage's UNSHARD, once all replicas are there
     reduce_ns: tuple[int, ...] = ()  # of its REDUCE_GRAD
     factors: tuple[float, ...] = ()  # of each replica; none: all 1
+    of_pairs: Mapping[Action, int] = field(
+        default_factory=dict
+    )  # of halves, where pairs have a time
 
     def delays_ns(self, edges: Iterable[Edge]) -> dict[Edge, int]:
         """Return by how much the messages of an edge are delayed, where they are."""
@@ -56,7 +59,7 @@ class Emulation:
 
     def duration_ns(self, action: Action, step: int, replica: int = 0) -> int:
         """Nanoseconds that a compute action takes in a step."""
-        mean: float = self._by_op[action.op][action.stage]
+        mean: float = self.of_pairs.get(action, self._by_op[action.op][action.stage])
         if self.factors:
             mean = round(mean * self.factors[replica])
         if self.jitter == 0:

@@ -8,6 +8,9 @@
                                   RECV_*  post a buffer on the channel
                                   UNSHARD, RESHARD, REDUCE_GRAD  begin it on the lane of collectives
 
+The halves of a pair run in order, once both have their input. What they make is sent when both are
+over.
+
 What F, B or I hands on is kept until its SEND, or until the next stage takes it where that is on
 this rank. Only a computation ever waits, before it begins: F, B and I for their input, and each of
 them and W for parameters that are sharded. On an accelerator the compute stream waits and the host
@@ -130,6 +133,10 @@ class Executor(Runner):
         if issue_limit is not None:
             for op in COMPUTE_OPS:
                 self._operations[op] = issue_limit.bounded(self._operations[op])
+        first, table = lowered.table.offset[rank], lowered.table
+        own = enumerate(lowered.mates[first : first + len(self._row)], first)
+        self._mates = {table.at(at): table.at(mate) for at, mate in own if mate >= 0}
+        self._taken: dict[Action, Tensors] = {}  # the gradients that backwards of pairs will take
         self._handed_on: dict[Action, Tensors] = {}  # by the action that takes it: a SEND, F or B
         self._losses: list[Tensor] = []
         self._joined: list[Transfer] = []  # the collectives of the step that were timed
@@ -179,6 +186,9 @@ class Executor(Runner):
         runner = self._stages[stage]
         inputs = (self._batch.inputs[microbatch],) if runner.is_first else self._take(action)
         targets = self._batch.targets[microbatch] if runner.is_last else None
+        mate = self._mates.get(action)
+        if mate is not None and not self._stages[mate.stage].is_last:
+            self._taken[mate] = self._take(mate)
         outputs = self.perform(action, runner.forward, microbatch, inputs, targets)
         if runner.is_last:
             self._losses += outputs
@@ -194,7 +204,9 @@ class Executor(Runner):
         """
         stage, op, microbatch = action
         runner = self._stages[stage]
-        gradients = None if runner.is_last else self._take(action)
+        gradients = self._taken.pop(action, None)
+        if gradients is None and not runner.is_last:
+            gradients = self._take(action)
         backward = runner.backward if op is Op.B else runner.backward_input
         input_gradients = self.perform(action, backward, microbatch, gradients)
         if not runner.is_first:

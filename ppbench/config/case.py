@@ -263,6 +263,12 @@ class Case:
     emulated_W_ms: tuple[float, ...] = setting(  # noqa: N815
         (), kinds.OP_MS, "weight-gradient half of the backward, likewise"
     )
+    emulated_FB_ms: tuple[float, ...] = setting(  # noqa: N815
+        (),
+        kinds.OP_MS,
+        "pair of a forward and a backward side by side, by the stage of its forward; none: "
+        "they run in order",
+    )
     emulated_link_ms: tuple[float, ...] = setting(
         (),
         kinds.LINK_MS,
@@ -369,7 +375,7 @@ def with_recompute_by_stage(settings: Mapping[str, object]) -> dict[str, object]
 
 
 TIMES: Final = (
-    *("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms"),
+    *("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_FB_ms", "emulated_link_ms"),
     *("emulated_gather_ms", "emulated_reduce_ms"),
 )
 """The settings that a file of emulated costs fills."""

@@ -20,6 +20,7 @@ from engine.model.local_files import LOCAL_KINDS, local_files, why_no_file
 from engine.model.partition import PartitionError, balance, partition_layers, totals_of
 from engine.packages import is_installed, missing
 from engine.plan.lower import Policy
+from engine.plan.program import TRAIN
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import (
     CSV_PREFIX,
@@ -210,6 +211,9 @@ def _of_emulation(case: Case) -> Iterator[Problem]:
             if num < 2:
                 message = f"{len(listed)} times, but {num_stages} stages have {num} {what}s"
             yield Problem(f"emulated.{name}", f"{message}; give one number, or one for each {what}")
+    if case.emulated_FB_ms and case.mode == TRAIN and not program_of(case).paired:
+        message = f"does nothing: {case.schedule} puts no forward and backward side by side; "
+        yield Problem("emulated.FB_ms", f"{message}remove it, or take dualpipe or dualpipev")
     if not any(any(times[name]) for name in ops):
         yield Problem("emulated.F_ms", "is 0, like I_ms and W_ms: nothing to measure")
     if (num := len(case.emulated_replica_factors)) not in (0, case.replicas):

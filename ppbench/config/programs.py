@@ -37,7 +37,7 @@ from engine.plan.collectives import (
 from engine.plan.lower import Policy, lower
 from engine.plan.messages import edge_of
 from engine.plan.period import Step, period_ns, periods
-from engine.plan.predict import Durations, uniform
+from engine.plan.predict import Durations, took_by, uniform, with_pair_times
 from engine.plan.program import Program
 from engine.plan.schedules.registry import (
     CSV_PREFIX,
@@ -63,11 +63,16 @@ def program_of(case: Case) -> Program:
     """
     if case.is_automatic:
         raise ScheduleError(f'schedule "{case.schedule}": the program is found when the case runs')
-    shape = (case.schedule, case.world_size, case.num_microbatches)
+    shape, has_pairs = (case.schedule, case.world_size, case.num_microbatches), has_pairs_of(case)
     if case.schedule.startswith(CSV_PREFIX):
         how: dict[str, Any] = {"is_replicated": case.replicas > 1, "mode": case.mode}
-        return _program_of_file(*shape, case.program_digest, **how)
-    return build_program(*shape, case.stages_per_rank, mode=case.mode)
+        return _program_of_file(*shape, case.program_digest, **how, has_pairs=has_pairs)
+    return build_program(*shape, case.stages_per_rank, mode=case.mode, has_pairs=has_pairs)
+
+
+def has_pairs_of(case: Case) -> bool:
+    """Whether a forward and a backward side by side are one action: where they have a time."""
+    return bool(case.emulated_FB_ms)
 
 
 @functools.lru_cache(maxsize=16)
@@ -139,7 +144,9 @@ def durations_of(case: Case) -> Durations:
     """
     num, share = num_stages_of(case), case.world_size / depth_of(case)
     times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
-    return Durations(*(_ns_of_each(listed or (0.0,), num, share) for listed in times))
+    forward, first, second = (_ns_of_each(listed or (0.0,), num, share) for listed in times)
+    pair_ns = _ns_of_each(case.emulated_FB_ms, num, share) or None
+    return Durations(forward, first, second, pair_ns=pair_ns)
 
 
 def link_ns_of(case: Case) -> tuple[int, ...]:
@@ -193,7 +200,8 @@ def planned_step_ns(case: Case, lowered: Program) -> int:
     `lowered` is the case's program with its transfers, and its collectives if it has replicas.
     """
     links, num_stages = link_ns_of(case), lowered.num_stages
-    took = durations_of(case).by_kind(num_stages)
+    durations = durations_of(case)
+    took, pair_ns = durations.by_kind(num_stages), durations.pair_ns
     for code, op in enumerate(OPS if links else ()):
         for stage in range(num_stages) if op in SEND_OPS else ():
             hop = min(edge_of(Action(stage, op, 0)))
@@ -208,7 +216,10 @@ def planned_step_ns(case: Case, lowered: Program) -> int:
     times = []
     for factor in case.emulated_replica_factors or (1.0,) * case.replicas:
         slowed = [round(ns * factor) for ns in took[:num_computing]]  # messages are not slower
-        times.append(of_kinds(lowered, [*slowed, *took[num_computing:]]))
+        whole = of_kinds(lowered, [*slowed, *took[num_computing:]])
+        if pair_ns is not None:
+            whole = with_pair_times(lowered, whole, [round(ns * factor) for ns in pair_ns])
+        times.append(whole)
     return round(periods([Step(lowered, times, meets=case.meets)])[0])
 
 
@@ -223,7 +234,10 @@ def bubble_in_theory(case: Case, program: Program) -> float:
     if case.is_emulated:
         durations = durations_of(case)
     period = period_ns(program, durations, meets=case.meets)
-    compute_ns = sum(map(mul, program.num_of_kind, durations.by_kind(program.num_stages)))
+    if durations.pair_ns is None:
+        compute_ns = sum(map(mul, program.num_of_kind, durations.by_kind(program.num_stages)))
+    else:
+        compute_ns = sum(took_by(program.compute_only(), durations))
     return float(1 - compute_ns / (program.world_size * period))
 
 

@@ -28,7 +28,8 @@ def shape_text(prediction: Prediction) -> str:
 
 
 def costs_text(costs: UnitCosts) -> str:
-    return f"F={amount(costs.f)} I={amount(costs.i)} W={amount(costs.w)}"
+    pair = "" if costs.pair is None else f" FB={amount(costs.pair)}"
+    return f"F={amount(costs.f)} I={amount(costs.i)} W={amount(costs.w)}{pair}"
 
 
 def amount(value: Fraction) -> str:

@@ -193,7 +193,11 @@ class Prediction:
         """
         given = {
             **self.shape(),
-            "cost": {key: number(cost) for key, cost in zip("FIW", self.costs, strict=True)},
+            "cost": {
+                key: number(cost)
+                for key, cost in zip((*"FIW", "FB"), self.costs, strict=True)
+                if cost is not None
+            },
             "transfer": number(self.transfers.duration_s),
             "message_bytes": self.transfers.message_bytes,
         }
@@ -239,7 +243,8 @@ def predict(
     at their mean costs, and one in which they are alike only. Raises UsageError where collectives
     break the policy or could hang, and for transfers that block their sender beside replicas.
     """
-    stage_costs = [cost * share_of_stage(program) for cost in costs]
+    share = share_of_stage(program)
+    stage_costs = [cost * share for cost in costs if cost is not None]
     steps = list[Replication]()
     if replication is not None:
         if not transfers.overlaps:
@@ -261,7 +266,7 @@ def predict(
         overlaps=transfers.overlaps,
     )
     if replication is None:
-        durations = Durations(*map(ticks, stage_costs))
+        durations = durations_of(*map(ticks, stage_costs))
         simulation = predict_program(program, durations, model, has_why=True)
         return Prediction(simulation, costs, ticks_per_s, transfers)
     simulated, ends = list[WalkedStep](), list[Fraction]()
@@ -270,7 +275,9 @@ def predict(
             # As it is written: positions in an error are those of the file.
             check_collectives(program, replication.policy)
         for one in steps:
-            each = [Durations(*(ticks(c * factor) for c in stage_costs)) for factor in one.factors]
+            each = [
+                durations_of(*(ticks(c * factor) for c in stage_costs)) for factor in one.factors
+            ]
             moving = {Op.UNSHARD: ticks(one.gather_s), Op.REDUCE_GRAD: ticks(one.reduce_s)}
             simulated.append(predict_replicas(program, each, one.policy, moving, model))
             ends.append(Fraction(simulated[-1].makespan_ns, ticks_per_s))
@@ -278,6 +285,12 @@ def predict(
         raise UsageError(str(error)) from None
     added = ends[1] - ends[0], ends[2] - ends[1]
     return Prediction(simulated[-1], costs, ticks_per_s, transfers, replication, *added)
+
+
+def durations_of(*given: tuple[int, ...]) -> Durations:
+    """The durations of F, I, W and perhaps a pair, each by stage."""
+    forward_ns, input_ns, weight_ns, *pairs = given
+    return Durations(forward_ns, input_ns, weight_ns, pair_ns=pairs[0] if pairs else None)
 
 
 def share_of_stage(program: Program) -> Fraction:
@@ -366,6 +379,7 @@ def program_of(
                 request.stages_per_rank,
                 is_replicated=is_replicated,
                 mode=mode,
+                has_pairs=True,
             )
             if most_drawn is not None and program.num_computations > most_drawn:
                 raise UsageError(

@@ -17,17 +17,21 @@ _MOST_DIGITS = 40
 
 
 class UnitCosts(NamedTuple):
-    """The seconds of a microbatch on one rank: forward, and the two halves of the backward."""
+    """The seconds of a microbatch on one rank: forward, and the two halves of the backward.
+
+    `pair` are those of a forward and a backward side by side; without, they run in order.
+    """
 
     f: Fraction
     i: Fraction
     w: Fraction
+    pair: Fraction | None = None
 
 
 UNIT_COSTS = UnitCosts(Fraction(1), Fraction(1), Fraction(1))
 _COSTS = (
     "seconds per microbatch and rank of F, I and W, such as F=1,I=1,W=1 (a full backward B takes "
-    "I + W)"
+    "I + W; a pair of F and B takes FB, or runs in order)"
 )
 
 
@@ -50,12 +54,12 @@ def number(value: Fraction) -> float:
 
 def read_costs(text: str) -> UnitCosts:
     """Parse `F=1,I=0.5,W=0.5`, in seconds. Raises UsageError for any other form."""
-    times = read_amounts("--cost", text, dict.fromkeys("FIW", "seconds"), _COSTS)
+    times = read_amounts("--cost", text, dict.fromkeys((*"FIW", "FB"), "seconds"), _COSTS)
     missing = [key for key in "FIW" if key not in times]
     if missing or not any(times.values()):
         problem = f"{missing[0]} is missing" if missing else "all are 0: nothing takes time"
         raise UsageError(f"--cost: {problem}; expected {_COSTS}")
-    return UnitCosts(times["F"], times["I"], times["W"])
+    return UnitCosts(times["F"], times["I"], times["W"], times.get("FB"))
 
 
 def read_amounts(

@@ -1,5 +1,7 @@
 """Emulated ranks: real processes, programs and messages; stages that only take time."""
 
+from dataclasses import replace
+
 import pytest
 import torch.distributed as dist
 from pipeline import config
@@ -12,13 +14,14 @@ from engine.plan.action import COMPUTE_OPS, JOINING_OPS, SEND_OPS, Action, Op
 from engine.plan.collectives import DataParallel, Zero2, Zero3
 from engine.plan.lower import lower
 from engine.plan.messages import edge_of
-from engine.plan.predict import predict, timed, uniform
+from engine.plan.predict import predict, timed, took_by, uniform
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import build_program
 from engine.run.emulation import Emulation
 from engine.trainer import Trainer
 
 MS = 1_000_000
+F_OPS, B_OPS = (Op.SEND_F, Op.RECV_F), (Op.SEND_B, Op.RECV_B)
 NUM_BYTES = 16 * 64 * 8  # tokens x hidden x float64, the messages of llama-tiny
 
 
@@ -63,6 +66,27 @@ def test_no_action_and_no_step_is_shorter_than_planned(ranks):
     assert all(span.end_ns - span.start_ns >= by_op[span.op] for span in compute)
     makespan = max(s.end_ns for s in compute) - min(s.start_ns for s in compute)
     assert makespan >= predict(program, durations).makespan_ns
+
+
+def test_a_pair_is_one_action_whose_halves_share_its_time(ranks):
+    program = build_program("dualpipe", 2, 6, has_pairs=True)
+    durations = replace(uniform(program.placement, 4 * MS, 4 * MS, 4 * MS), pair_ns=(8 * MS,) * 4)
+    took, mates = took_by(program, durations), program.mates
+    halves = [half for at, mate in enumerate(mates) if mate >= 0 for half in (at, mate)]
+    of_pairs = {program.table.at(at): took[at] for at in halves}
+    emulation = Emulation(durations, of_pairs=of_pairs)
+    outcomes = ranks.run(2, emulate, config("dualpipe", 2, 6, has_pairs=True), emulation)
+    spans = [span for results, _ in outcomes for span in results[1].spans]
+    at = {Action(span.stage, span.op, span.microbatch): span for span in spans}
+    pairs = [program.table.those([first, mate]) for first, mate in enumerate(mates) if mate >= 0]
+    assert len(pairs) >= 4
+    for forward, backward in pairs:
+        for half, (sends, takes) in ((forward, F_OPS), (backward, B_OPS)):
+            if sent := at.get(half._replace(op=sends)):
+                assert sent.start_ns >= at[backward].end_ns
+            if received := at.get(half._replace(op=takes)):
+                assert received.end_ns <= at[forward].start_ns
+        assert at[backward].end_ns - at[forward].start_ns >= 8 * MS
 
 
 def test_a_held_up_link_takes_its_time_from_when_both_ends_are_ready(ranks):

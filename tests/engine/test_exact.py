@@ -544,6 +544,8 @@ def test_replicas_train_so_with_every_policy_and_schedule(ranks, kind):
         ),
         case("chimera", 4, 4, partition=(1, 0, 0, 3), recompute=(True, *[False] * 7)),
         awkward("tied_over_three", 4, schedule="dualpipe", m=8),
+        case("dualpipe", 4, 8, ways=GLOO, has_pairs=True, **THIN),
+        case("dualpipev", 2, 6, has_pairs=True, replicas=2, sharding=Zero3(), **TIED_AND_CLIPPED),
         awkward("used_by_some", 2, schedule="chimera", **VARYING),
         awkward("complex_weights_and_buffers", 2, schedule="chimera", **UNTRAINED),
     ],

@@ -32,7 +32,7 @@ from engine.plan.schedules.one_f_one_b import (
     zb_h1,
     zb_h2,
 )
-from engine.plan.schedules.v_shaped import dualpipev, zbv
+from engine.plan.schedules.v_shaped import dualpipev, side_by_side, zbv
 from engine.plan.table import Row, Table
 
 CSV_PREFIX = "csv:"
@@ -80,6 +80,8 @@ class Schedule:
     stages_per_rank: StagesPerRank
     source: str
     constraints: tuple[Constraint, ...] = ()
+    pairs: Callable[[Program], Program] | None = None
+    """Makes one of the forwards and backwards that stand side by side."""
 
     @property
     def is_two_way(self) -> bool:
@@ -135,7 +137,13 @@ SCHEDULES: dict[str, Schedule] = {
         ),
         Schedule("zbv", zbv, v_placement, TWO_STAGES, "arXiv 2401.10241"),
         Schedule(
-            "dualpipev", dualpipev, v_placement, TWO_STAGES, "arXiv 2412.19437", (TWICE_THE_RANKS,)
+            "dualpipev",
+            dualpipev,
+            v_placement,
+            TWO_STAGES,
+            "arXiv 2412.19437",
+            (TWICE_THE_RANKS,),
+            side_by_side,
         ),
         Schedule("v_half", v_half, v_placement, TWO_STAGES, "arXiv 2405.15362"),
         Schedule("v_min", v_min, v_placement, TWO_STAGES, "arXiv 2405.15362"),
@@ -154,6 +162,7 @@ SCHEDULES: dict[str, Schedule] = {
             TWO_STAGES,
             "arXiv 2412.19437",
             (EVEN_RANKS, EVEN_MICROBATCHES, TWICE_THE_RANKS),
+            side_by_side,
         ),
     )
 }
@@ -230,24 +239,30 @@ def build_program(
     *,
     is_replicated: bool = False,
     mode: str = TRAIN,
+    has_pairs: bool = False,
 ) -> Program:
     """The program of a registered schedule, or of a CSV file (`csv:PATH`), for p ranks.
 
     A file's program is as its author wrote it, and may hold transfers; `is_replicated` keeps its
     collectives too, which one replica has no use for. To evaluate, the placement is all that a
-    program leaves: see `forward_only`.
+    program leaves: see `forward_only`. Pairs of a forward and a backward are two actions in order,
+    unless `has_pairs`.
     `check` tells whether it is legal. Raises UnknownScheduleError; ShapeError where the schedule or
     file is not made for these numbers; ProgramFileError.
     """
     if name.startswith(CSV_PREFIX):
         program = _program_of_file(name, world_size, num_microbatches, stages_per_rank)
-        return in_mode(program if is_replicated else program.without_collectives(), mode)
+        program = program if is_replicated else program.without_collectives()
+        return in_mode(program if has_pairs else program.in_order(), mode)
     schedule = find_schedule(name)
     shape = shape_of(name, world_size, num_microbatches, stages_per_rank)
     placement = schedule.place(world_size, shape.stages_per_rank)
     generate = forwards if mode == EVALUATE else schedule.generate
     table = Table.of(generate(placement, num_microbatches))
-    return in_mode(Program(schedule.name, placement, num_microbatches, table), mode)
+    program = Program(schedule.name, placement, num_microbatches, table)
+    if has_pairs and schedule.pairs is not None and mode == TRAIN:
+        program = schedule.pairs(program)
+    return in_mode(program, mode)
 
 
 def in_mode(program: Program, mode: str) -> Program:
@@ -263,7 +278,7 @@ def in_mode(program: Program, mode: str) -> Program:
         reason = f'has no backward, which mode "{TRAIN}" needs; expected mode "{EVALUATE}"'
         raise ShapeError("mode", f"{program.schedule} {reason}")
     table = Table.of(forwards(program.placement, program.num_microbatches))
-    return replace(program, actions=table)
+    return replace(program.in_order(), actions=table)
 
 
 def _program_of_file(

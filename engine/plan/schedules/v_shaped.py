@@ -12,7 +12,7 @@ of a stage of one time unit each (`.` is idle):
 
 DualPipeV is the V-shaped half of DeepSeek's DualPipe, arXiv 2412.19437 (github.com/deepseek-ai/
 DualPipe; the cut is sail-sg's). A forward and a full backward of the other direction stand side
-by side in its main part, where they may overlap; here they run in order.
+by side in its main part: they are a pair, one action whose halves may overlap.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import itertools
 from array import array
 from collections import Counter
 
-from engine.plan.action import Op
-from engine.plan.program import Placement
+from engine.plan.action import CODES, Action, Op
+from engine.plan.program import Placement, Program, with_pairs
 from engine.plan.table import Row, woven
 
 DOWN, UP = 0, 1
@@ -116,3 +116,23 @@ def dualpipev_row(
     split.append(last)
     row.row.append(woven((0, split.as_op(Op.W)), (0, last)))
     return row.row
+
+
+def side_by_side(program: Program) -> Program:
+    """Make pairs of each forward and the whole backward right behind it.
+
+    But not the first ones where a pipeline turns, or two meet: its forward is awaited there.
+    """
+    table, placement, forwards = program.table, program.placement, list[Action]()
+    for rank, (begin, end) in enumerate(itertools.pairwise(table.offset)):
+        op = table.op[begin:end]
+        own = [
+            begin + at
+            for at, pair in enumerate(itertools.pairwise(op))
+            if pair == (CODES[Op.F], CODES[Op.B])
+        ]
+        first, second = placement.stages_of(rank)
+        middle = placement.depth // 2
+        turns = second == first + 1 or {first, second - placement.depth} == {middle - 1, middle}
+        forwards += table.those(own[1:] if turns else own)
+    return with_pairs(program, forwards)

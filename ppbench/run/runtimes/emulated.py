@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.connection import Agreement
 from engine.emulated import EmulatedStages
 from engine.flight import NO_FLIGHT, Flight
+from engine.plan.predict import took_by
 from engine.run.emulation import Emulation
 from engine.run.p2p.fabric import DelayError, Fabric
 from ppbench.config.case import Case
@@ -19,13 +20,17 @@ class EmulatedRuntime(EngineRuntime):
     def __init__(
         self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight = NO_FLIGHT
     ) -> None:
+        durations, program = durations_of(case), agreement.lowered.compute_only()
+        took, own = took_by(program, durations), enumerate(program.mates)
+        halves = [half for at, mate in own if mate >= 0 for half in (at, mate)]
         emulation = Emulation(
-            durations_of(case),
+            durations,
             case.emulated_jitter,
             case.emulated_seed,
             link_ns_of(case),
             *collective_ns_of(case),
             case.emulated_replica_factors,
+            dict(zip(program.table.those(halves), map(took.__getitem__, halves), strict=True)),
         )
         stages = EmulatedStages(agreement, emulation)
         try:

@@ -32,7 +32,7 @@ from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case
-from ppbench.config.programs import sharding_of
+from ppbench.config.programs import has_pairs_of, sharding_of
 from ppbench.run.machine.placement import Place, machine_id
 
 
@@ -214,4 +214,5 @@ def trainer_config(case: Case) -> TrainerConfig:
         sharding=sharding_of(case),
         issue_ahead=case.launch_issue_ahead,
         mode=case.mode,
+        has_pairs=has_pairs_of(case),
     )

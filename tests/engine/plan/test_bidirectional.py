@@ -1,10 +1,13 @@
 """Two pipelines in opposite directions: how long ranks idle, what is refused, and files of them."""
 
+from dataclasses import replace
+
 import pytest
 
-from engine.plan.action import parse_action
+from engine.plan.action import Op, parse_action
 from engine.plan.check import check
-from engine.plan.predict import predict, uniform
+from engine.plan.lower import Policy, lower
+from engine.plan.predict import predict, timed, took_by, uniform
 from engine.plan.program import from_csv, from_json, to_csv, to_json
 from engine.plan.rules import ProgramError, fact_needed
 from engine.plan.schedules.registry import ShapeError, build_program
@@ -70,3 +73,84 @@ def test_a_microbatch_of_the_other_direction_is_refused_with_its_place():
         check(from_csv("\n".join(rows), "wrong"))
     assert caught.value.reason == "microbatch 3 goes through stages 2 to 3"
     assert (caught.value.rank, caught.value.action) == (0, "0B3")
+
+
+# a forward and a backward that are one action
+
+WITH_PAIRS = [(name, p) for name in ("dualpipe", "dualpipev") for p in (2, 4, 6)]
+
+
+def with_pair_time(placement, f, i, w, pair):
+    return replace(uniform(placement, f, i, w), pair_ns=(pair,) * placement.num_stages)
+
+
+@pytest.mark.parametrize("p", EVEN)
+@pytest.mark.parametrize("pair", [40, 48, 60])
+def test_dualpipe_idles_as_its_paper_says(p, pair):
+    """(p/2 - 1)(F&B + B - 3W) of the rank that idles longest, where F = I = W."""
+    f = i = w = 20
+    for m in (2 * p, 2 * p + 2, 5 * p):
+        program = build_program("dualpipe", p, m, has_pairs=True)
+        step = predict(program, with_pair_time(program.placement, f, i, w, pair))
+        assert max(step.idle_ns[0]) == (p // 2 - 1) * (pair + (i + w) - 3 * w)
+
+
+@pytest.mark.parametrize(("name", "p"), WITH_PAIRS)
+def test_a_pair_waits_for_both_inputs_and_hands_on_both_results_at_its_end(name, p):
+    program = build_program(name, p, 2 * p, has_pairs=True)
+    durations = with_pair_time(program.placement, 40, 50, 30, 90)
+    step = predict(program, durations)
+    table, starts, ends = program.table, step.walk.starts_ns, step.walk.ends_ns
+    moves = {send: start for send, start, _ in step.messages()}
+    num_pairs = 0
+    for at, mate in enumerate(program.mates):
+        if mate < 0:
+            continue
+        num_pairs += 1
+        assert mate == at + 1
+        assert ends[at] == starts[mate]
+        assert ends[mate] - starts[at] == 90
+        for half, op in ((at, Op.SEND_F), (mate, Op.SEND_B)):
+            assert moves.get(table.at(half)._replace(op=op), ends[mate]) >= ends[mate]
+    assert num_pairs >= p
+    for policy, ahead in ((Policy.EARLY, 1), (Policy.EARLY, 3), (Policy.JUST_IN_TIME, 0)):
+        lowered = lower(program, policy, ahead)
+        assert lowered.compute_only().mates == program.mates
+        assert all(b - a == 1 for a, b in enumerate(lowered.mates) if b >= 0)
+        again = timed(lowered, [took_by(lowered, durations)])
+        assert again.makespan_ns == step.makespan_ns
+    path = step.critical_path()
+    took = dict(zip(table.those(range(len(starts))), map(int.__sub__, ends, starts), strict=True))
+    assert sum(took[action] for action in path) == step.makespan_ns
+
+
+@pytest.mark.parametrize(("name", "p"), WITH_PAIRS)
+def test_pairs_without_a_time_are_two_actions_in_order(name, p):
+    pairs, plain = (build_program(name, p, 2 * p, has_pairs=has) for has in (True, False))
+    assert pairs.in_order() == plain != pairs
+    durations = uniform(plain.placement, 40, 40, 40)
+    assert predict(pairs, durations).makespan_ns == predict(plain, durations).makespan_ns
+    for read in (from_csv(to_csv(pairs), pairs.schedule), from_json(to_json(pairs))):
+        assert read == pairs
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ("(0F0;0B0)OVERLAP_F_B", "is paired with 0B0; expected the whole backward of another one"),
+        (
+            "(0F0;1B1)OVERLAP_F_B,0F1,1F1,0B0,1F0,1B0,0B1",
+            "0F0 on rank 0 is one with 1B1; 1B1 on rank 0 needs 1F1, which comes only later",
+        ),
+    ],
+)
+def test_pairs_that_cannot_be_are_refused(rows, reason):
+    with pytest.raises(ProgramError) as caught:
+        check(from_csv(rows, "wrong"))
+    assert reason in caught.value.reason
+
+
+@pytest.mark.parametrize("actions", ["0F0;0W0", "0B0;0F1", "0F0"])
+def test_other_pairs_are_no_cells(actions):
+    with pytest.raises(ValueError, match=r"rank 0, column 0: .* pairs others than a forward"):
+        from_csv(f"({actions})OVERLAP_F_B", "wrong")
