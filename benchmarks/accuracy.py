@@ -291,7 +291,8 @@ def evaluation(asked: argparse.Namespace) -> Iterator[Row]:
     for times in within(asked.seconds, stages if asked.seconds else stages[:1]):
         schedules = ["1f1b", "looped_bfs", "zbv"] if len(times) == 1 else ["1f1b"]
         text = f'mode = "evaluate"\n{EMULATED.format(ranks=4, steps=8)}'
-        text += f"emulated.F_ms = {times}\ngrid.schedule = {json.dumps(schedules)}\n"
+        f_ms = times if len(times) > 1 else times[0]
+        text += f"emulated.F_ms = {f_ms}\ngrid.schedule = {json.dumps(schedules)}\n"
         with tempfile.TemporaryDirectory() as folder:
             runs = swept(Path(folder), text)
         off += list((runs["step_ns"] / runs["planned_step_ns"] - 1).abs())
