@@ -150,7 +150,7 @@ def model_of(config: TrainerConfig, device: torch.device) -> Model:
         raise ModelError(message, "model.split")
     shape = (data.microbatch_size, data.longest)
     spec = dataclasses.replace(config.model, partition="uniform")  # it is cut only later
-    model = _opened(spec, shape, device)
+    model = _opened(spec, shape, device, trains=config.trains)
     if model.task.vocab_size is None:  # the length is that of the factory's batches
         if data.is_variable:
             message = f'{config.model.name} brings its own batches; seq_len cannot be "variable"'

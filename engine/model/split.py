@@ -25,12 +25,14 @@ from engine.model.stage_module import Model, ModelError
 from engine.model.task import FactoryTask, factory_task, task_of
 
 
-def open_model(spec: ModelSpec, shape: tuple[int, int], device: torch.device) -> Model:
+def open_model(
+    spec: ModelSpec, shape: tuple[int, int], device: torch.device, *, trains: bool = True
+) -> Model:
     """The model of a spec, without weights yet. Whether it can be cut, `try_model` says.
 
     `shape` is that of a microbatch's token ids, `[batch, seq]`: what a factory's module is run or
     traced for. Of a factory's own batches only the first number counts. `device`: where it will
-    run. Raises ModelError.
+    run. A module is traced as it `trains`, or as in `eval()`. Raises ModelError.
     """
     if spec.split != "trace" and spec.split_points:
         raise ModelError('split points are for split = "trace" only', "model.split_points")
@@ -55,6 +57,7 @@ def open_model(spec: ModelSpec, shape: tuple[int, int], device: torch.device) ->
         if getattr(configuration, "use_cache", False):  # of transformers; no training wants it
             configuration.use_cache = False
         task = task_of(*trained)
+        factory.skeleton.train(trains)
         model: Model = traced(factory, spec.split_points, spec.torch_dtype, shape, task)
     elif isinstance(skeleton, nn.Sequential):
         if spec.has_plan:

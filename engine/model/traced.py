@@ -121,11 +121,12 @@ def traced(
 ) -> Chain:
     """A chain of the pieces before and from each split point on.
 
-    `shape` is that of a microbatch's token ids, `[batch, seq]`; the traced pieces take no other.
+    `shape` is that of a microbatch's token ids, `[batch, seq]`; the traced pieces take no other,
+    and stay in the mode, of `train()` or `eval()`, that the factory's skeleton is in.
     Raises ModelError for an unknown split point or a module that torch cannot export.
     """
     factory.cast_skeleton(dtype)
-    skeleton = factory.skeleton.train()
+    skeleton = factory.skeleton
     modules = dict(skeleton.named_modules(remove_duplicate=False))
     for point in split_points:
         if point not in modules or not point:
