@@ -28,7 +28,8 @@ whatever the model leaves out is in the launch gaps. A part can be negative: a r
 its share of work idles less than the schedule alone implies.
 
 The same idle time is split by phase: warm-up until the rank's first backward begins, cool-down from
-its last forward's end (or from that first backward, if it is later), steady state in between.
+its last forward's end (or from that first backward, if it is later), steady state in between. An
+evaluation is steady throughout.
 The causes of single gaps are found in `ppbench.analysis.waits`.
 """
 
@@ -169,7 +170,8 @@ def attribute(
     warmup = first_backward - begin_ns - total(start < first_backward[cell])
     optimizer_ns = busy_ns - computed_ns
     cooldown = end_ns - last_forward - total(start >= last_forward[cell]) - optimizer_ns
-    warmup, cooldown = np.where(has_both, warmup, idle_ns), np.where(has_both, cooldown, 0)
+    without = idle_ns if lowered.has_backward else 0
+    warmup, cooldown = np.where(has_both, warmup, without), np.where(has_both, cooldown, 0)
     program = spans[spans["op"] != Op.OPT.value]
     makespans = program.groupby("step")["end_ns"].max() - step_starts(spans)
     is_in_a_row = np.isin(steps, list(in_a_row))[:, None, None]

@@ -230,7 +230,8 @@ def _in_words(case: Case, way: Case, compared: list[Exactness]) -> str:
         what = f"weights, loss and {compared[0].num_gradients} gradients"
     text = f"against {author}, unsplit: {what} of {NUM_STEPS} steps of {size} in {way.model_dtype}"
     if case.replicas > 1:
-        text += f", {case.replicas} replicas by {case.sharding_policy}"
+        text += f", {case.replicas} replicas"
+        text += f" by {case.sharding_policy}" if case.trains else ""
     if len(compared) > 1:
         kind = "autocast to bfloat16" if case.train_autocast == "bfloat16" else "bfloat16"
         text += f"; also in {kind}, within {TOLERANCE['bfloat16']:.0%} of rounding"
