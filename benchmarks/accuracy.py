@@ -1,7 +1,6 @@
 """Whether what ppbench says is so: causes of idle time, memory, predicted steps, stragglers.
 
-    python -m benchmarks.accuracy [attribution] [replicas] [memory] [prediction] [evaluation]
-                                  [stragglers]
+    python -m benchmarks.accuracy [attribution] [replicas] [memory] [prediction] [stragglers]
 
 `attribution`: emulated 1F1B on 4 ranks has one cause of idle time at a time: a slow stage, a slow
 link, jitter. `ppbench explain` must name it. Its true size comes from a walk over the settings.
@@ -9,9 +8,8 @@ link, jitter. `ppbench explain` must name it. Its true size comes from a walk ov
 10 ms and a reduction 20 ms on each stage; what these add to the planned step is the truth.
 `memory`: two replicas of llama-8m train under every policy; the peak is compared with the predicted
 one, and what a rank keeps with the arithmetic of ZeRO. `prediction`: emulated ranks with drawn
-costs run every schedule; their steps are compared with the predicted ones. `evaluation`: the same
-without a backward, with stages that differ. `stragglers`: made-up
-jobs of 64 replicas of 8 stages have one slow part each (`benchmarks.made_up_jobs`).
+costs run every schedule, and forwards alone; steps are compared with the predicted ones.
+`stragglers`: made-up jobs of 64 replicas of 8 stages have one slow part each (`made_up_jobs`).
 """
 
 from __future__ import annotations
@@ -270,33 +268,23 @@ def memory(asked: argparse.Namespace) -> Iterator[Row]:
 
 
 def prediction(asked: argparse.Namespace) -> Iterator[Row]:
-    """Run schedules on emulated ranks with drawn costs and links."""
-    off, schedules = list[float](), list(SCHEDULES) if asked.seconds else ["1f1b", "zbv"]
+    """Run schedules on emulated ranks with drawn costs and links, then their forwards alone."""
+    every, few = list(SCHEDULES), ["1f1b", "looped_bfs", "zbv"]
+    modes = {"train": every if asked.seconds else few[::2], "evaluate": few}
+    off: dict[str, list[float]] = {mode: [] for mode in modes}
     for seed in within(asked.seconds, count()):
-        draw = random.Random(seed)
-        lines = "".join(f"{third}_ms = {draw.uniform(4, 16):.2f}\n" for third in "FIW")
-        text = EMULATED.format(ranks=draw.choice([2, 4]), steps=8)
-        text += f"[emulated]\n{lines}link_ms = {draw.uniform(0, 3):.2f}\n"
-        text += f"[grid]\nschedule = {json.dumps(schedules)}\n"
-        with tempfile.TemporaryDirectory() as folder:
-            runs = swept(Path(folder), text)
-        off += list((runs["step_ns"] / runs["planned_step_ns"] - 1).abs())
-    yield Row.exact("step off the predicted one by, at most", max(off), note=f"of {len(off)} runs")
-
-
-def evaluation(asked: argparse.Namespace) -> Iterator[Row]:
-    """Run forwards alone on emulated ranks, equal ones and such as hold the others up."""
-    off = list[float]()
-    stages = [[20.0], [10.0, 20.0, 10.0, 10.0], [10.0, 10.0, 10.0, 20.0]]
-    for times in within(asked.seconds, stages if asked.seconds else stages[:1]):
-        schedules = ["1f1b", "looped_bfs", "zbv"] if len(times) == 1 else ["1f1b"]
-        text = f'mode = "evaluate"\n{EMULATED.format(ranks=4, steps=8)}'
-        f_ms = times if len(times) > 1 else times[0]
-        text += f"emulated.F_ms = {f_ms}\ngrid.schedule = {json.dumps(schedules)}\n"
-        with tempfile.TemporaryDirectory() as folder:
-            runs = swept(Path(folder), text)
-        off += list((runs["step_ns"] / runs["planned_step_ns"] - 1).abs())
-    yield Row.exact("step off the predicted one by, at most", max(off), note=f"of {len(off)} runs")
+        for mode, schedules in modes.items():
+            draw = random.Random(seed)
+            thirds = "FIW" if mode == "train" else "F"
+            lines = "".join(f"{third}_ms = {draw.uniform(4, 16):.2f}\n" for third in thirds)
+            text = f'mode = "{mode}"\n' + EMULATED.format(ranks=draw.choice([2, 4]), steps=8)
+            text += f"[emulated]\n{lines}link_ms = {draw.uniform(0, 3):.2f}\n"
+            text += f"[grid]\nschedule = {json.dumps(schedules)}\n"
+            with tempfile.TemporaryDirectory() as folder:
+                runs = swept(Path(folder), text)
+            off[mode] += list((runs["step_ns"] / runs["planned_step_ns"] - 1).abs())
+    for mode, found in off.items():
+        yield Row.exact(f"step off by, at most ({mode})", max(found), note=f"of {len(found)} runs")
 
 
 # Stragglers
@@ -332,7 +320,7 @@ def stragglers(asked: argparse.Namespace) -> Iterator[Row]:
 
 
 PARTS = {"attribution": attribution, "replicas": replicas, "memory": memory}
-PARTS |= {"prediction": prediction, "evaluation": evaluation, "stragglers": stragglers}
+PARTS |= {"prediction": prediction, "stragglers": stragglers}
 
 if __name__ == "__main__":
     run("accuracy", __doc__, PARTS)

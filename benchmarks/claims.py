@@ -76,7 +76,6 @@ CLAIMS = (
 OTHERS = (
     Claim("against_torch", "limit", 200, "Speed over what a schedule allows", Goal(0.95)),
     Claim("accuracy", "replicas", 80, "Idle time of slow replicas, off by", Goal(None, 0.1)),
-    Claim("accuracy", "evaluation", 60, "Step of an evaluation, off by", Goal(None, 0.03)),
     Claim("verdicts", "disturbed", 120, "False claims beside another job"),
     Claim("verdicts", "agreement", 60, "Pairs on which commands disagree", Goal(None, 0)),
     Claim("verdicts", "history", 60, "False alarms of histories", Goal(None, 0.04)),
