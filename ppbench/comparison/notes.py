@@ -68,6 +68,16 @@ def notes_on(
         ]
         if names:
             yield f"open: {listed(names)}; {reason}; {remedy}"
+    unlike = [
+        f"{field_of(line.metric.name).heading} of {line.series.text}"
+        for line in lines
+        if line.evidence.paired and line.change.shown_otherwise
+    ]
+    if unlike:
+        yield (
+            f"the change is that of rounds in turns, base and head are medians over launches, "
+            f"whose ratio is another: {listed(unlike)}"
+        )
     yield from _on_sessions(lines, again)
 
 

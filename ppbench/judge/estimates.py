@@ -152,12 +152,18 @@ def trimmed_mean(values: Values) -> tuple[float, float, float]:
     return mean, variance, float(min(num_batches, kept) - 1)
 
 
-def _of_rounds(metric: Metric, evidence: Evidence) -> Estimate:
-    found = (level_of(metric, rounds) for rounds in evidence.paired)
-    levels = [level for level in found if level is not None]
-    if any(level.freedom > 0 for level in levels):
+def counted_launches(metric: Metric, evidence: Evidence) -> list[tuple[Rounds, Level]]:
+    """Return the launches in turns that count, each with its difference."""
+    found = ((rounds, level_of(metric, rounds)) for rounds in evidence.paired)
+    known = [(rounds, level) for rounds, level in found if level is not None]
+    if any(level.freedom > 0 for _, level in known):
         # A launch that was stopped after a few rounds waits for more of them.
-        levels = [level for level in levels if level.freedom > 0]
+        known = [(rounds, level) for rounds, level in known if level.freedom > 0]
+    return known
+
+
+def _of_rounds(metric: Metric, evidence: Evidence) -> Estimate:
+    levels = [level for _, level in counted_launches(metric, evidence)]
     num = len(levels)
     return Estimate(combined(levels, evidence.starts), num, num)
 

@@ -30,7 +30,13 @@ from ppbench.judge.differences import (
     ratio_of_logs,
     smallest_difference,
 )
-from ppbench.judge.estimates import Doubt, Estimate, estimate, mean_difference
+from ppbench.judge.estimates import (
+    Doubt,
+    Estimate,
+    counted_launches,
+    estimate,
+    mean_difference,
+)
 from ppbench.judge.evidence import Discount, Evidence, Metric
 from ppbench.judge.looks import ONE_LOOK, Looks
 
@@ -61,7 +67,7 @@ class Verdict(StrEnum):
 class Change:
     """The comparison of two sides."""
 
-    base: float | None  # medians of the figures
+    base: float | None  # medians over launches
     head: float | None
     verdict: Verdict
     num_base: int  # launches
@@ -89,6 +95,17 @@ class Change:
     def has_interval(self) -> bool:
         """Whether the spread of launches is known, by themselves or from elsewhere."""
         return self.exact is not None and self.exact.freedom > 0
+
+    @property
+    def shown_otherwise(self) -> bool:
+        """Whether base and head differ by another amount than the change says, visibly so."""
+        if self.base is None or self.head is None:
+            return False
+        if self.ratio is not None:
+            return abs(self.head / self.base / self.ratio.estimate - 1) > self.resolution
+        if self.difference is not None:
+            return abs(self.head - self.base - self.difference.estimate) > self.resolution
+        return False
 
     def reversed(self) -> Change:
         """The same comparison with base and head exchanged."""
@@ -153,19 +170,7 @@ def _judged(
     corrected = iter(holm([each.p for each in known]))
     changes = []
     for evidences, each in zip(families, found, strict=True):
-        sides = [
-            [
-                figure
-                for evidence in evidences
-                for figure in [
-                    figure for rounds in evidence.paired for figure in getattr(rounds, name)
-                ]
-                or getattr(evidence, name).figures
-                if math.isfinite(figure)
-            ]
-            for name in ("base", "head")
-        ]
-        base, head = (float(statistics.median(side)) if side else None for side in sides)
+        base, head = _medians(metric, evidences)
         resolution = max(evidence.resolution for evidence in evidences)
         change = Change(
             base,
@@ -200,6 +205,24 @@ def _judged(
             change = replace(change, p=p, ends=ends, verdict=verdict, doubt=doubt)
         changes.append(change)
     return changes
+
+
+def _medians(metric: Metric, evidences: Sequence[Evidence]) -> tuple[float | None, float | None]:
+    """The median figures of base and head over launches; None where a side has none.
+
+    The figure of a launch in turns is the median of its rounds.
+    """
+    sides: dict[Literal["base", "head"], list[float]] = {"base": [], "head": []}
+    for evidence in evidences:
+        launches = [rounds for rounds, _ in counted_launches(metric, evidence)]
+        for name, figures in sides.items():
+            in_turns = [
+                statistics.median(filter(math.isfinite, getattr(rounds, name)))
+                for rounds in launches
+            ]
+            figures.extend(in_turns or filter(math.isfinite, getattr(evidence, name).figures))
+    base, head = (float(statistics.median(own)) if own else None for own in sides.values())
+    return base, head
 
 
 def holm(chances: Sequence[float]) -> list[float]:

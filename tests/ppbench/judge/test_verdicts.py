@@ -108,6 +108,28 @@ def test_faster_is_better_in_the_metrics_own_direction(metric, factor, verdict):
     assert judge(metric, [in_turns])[0].verdict is verdict
 
 
+def test_the_figures_of_sides_in_turns_are_medians_over_launches():
+    """The median of all rounds, 6, is of no launch that a user sees."""
+    heads = ((1.0, 2.0, 3.0, 2.0), (6.0, 5.0, 7.0, 6.0), (9.0, 8.0, 9.0, 10.0))
+    launches = [Rounds(tuple(2 * figure for figure in head), head) for head in (*heads, heads[2])]
+    late = Rounds((1000.0, 1000.0), (1000.0, 1000.0))  # too few rounds to count yet
+    (change,) = judge(SPEED, [Evidence(paired=(*launches, late))])
+    assert (change.base, change.head) == (15.0, 7.5)
+    assert (change.num_base, change.num_head) == (4, 4)
+    assert change.ratio.estimate == pytest.approx(0.5)
+    assert not change.shown_otherwise
+
+
+def test_medians_that_say_another_ratio_than_the_rounds_are_known():
+    heads = (800.0, 900.0, 900.0)
+    bases = (1000.0, 910.0, 1200.0)
+    launches = [Rounds((base,) * 4, (head,) * 4) for base, head in zip(bases, heads, strict=True)]
+    (change,) = judge(SPEED, [Evidence(paired=tuple(launches))])
+    assert (change.base, change.head) == (1000.0, 900.0)
+    assert change.ratio.estimate < 0.85
+    assert change.shown_otherwise
+
+
 def test_sides_are_the_same_where_the_whole_interval_lies_within_the_resolution():
     base = drawn(0, deviation=2e-3)
     head = tuple(value * 0.991 for value in base)
