@@ -270,7 +270,8 @@ def sentence(judgement: Judgement, runs: pd.DataFrame, command: str = "") -> Sen
             percent_more = written(lead_over.ratio.estimate - 1, ".1f", "%", 100)
             clauses.append(f"{name} beats {names[place]} by {percent_more}")
     if change is not None and change.has_interval and not change.verdict.is_claim:
-        clauses.append(f"{name} and {other} differ by {by}")
+        of_means = "on average over launches, " if change.shown_otherwise else ""
+        clauses.append(f"{of_means}{name} and {other} differ by {by} (at 95 %)")
     known = f"; {'; '.join(clauses)}" if clauses else ""
     rest = f"{known}{over}, but {why}.{end}"
     if over or (len(maybe) <= MOST_NAMED and beaten):
@@ -363,7 +364,7 @@ def _why(judgement: Judgement) -> str:
     if not math.isfinite(lost):
         return f"nothing is known of {_or(names[:MOST_NAMED], 'and')}"
     if lost > 1:  # hundreds of percent say nothing of a case
-        could = "could be more than twice as fast, for all that launches say"
+        could = "could be more than twice as fast (at 99 %)"
         return f"{_or(names[:MOST_NAMED], 'or')} {could}"
     could = f"could be faster by up to {written(lost, '.1f', '%', 100)} (at 99 %)"
     return f"{_or(names[:MOST_NAMED], 'or')} {could}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -80,6 +81,23 @@ def test_launches_that_overlap_decide_nothing_and_more_of_them_are_advised() -> 
     num = int(sentence.command.rpartition("=")[2])
     assert num > 5
     assert sentence.command == f"ppbench sweep sweeps/demo.toml --set measure.launches={num}"
+
+
+def test_a_bound_beyond_the_interval_that_is_shown_says_its_own_level() -> None:
+    """The interval of 95 % ends at 39 %, that of 99 % which decides beyond 100 %."""
+    rows = launches(AFAB, [4000.0, 6600.0, 9300.0]) + launches(OTHER, [6450.0, 9600.0, 10600.0])
+    text = answer(rows).text
+    shown = re.search(r"differ by \+.* %, between (-.*) % and \+.* % \(at 95 %\)", text)
+    assert shown is not None
+    assert 1 / (1 + float(shown[1]) / 100) < 2
+    assert text.endswith("but afab could be more than twice as fast (at 99 %).")
+
+
+def test_a_difference_of_means_beside_medians_of_another_says_that_it_is_one() -> None:
+    rows = launches(AFAB, [700.0, 990.0, 1000.0]) + launches(OTHER, [1000.0, 1010.0, 1300.0])
+    text = answer(rows).text
+    assert "measured 1,010 tokens/s, 2.0 % more than afab; " in text
+    assert "; on average over launches, 1f1b and afab differ by +23" in text
 
 
 def test_the_time_that_more_launches_take_is_beside_their_number() -> None:
