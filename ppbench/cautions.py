@@ -70,6 +70,11 @@ class Caution(Enum):
     def remedy(self) -> str:
         return self.value
 
+    @property
+    def deed(self) -> str:
+        """What removes it: all but the first sentence, which says what is wrong."""
+        return self.value.partition(". ")[2].removesuffix(".")
+
 
 MAX_RELATIVE_DEVIATION = 0.10
 MAX_OVER_PLAN = 1.05

@@ -72,6 +72,8 @@ def compare_sides(
         what = f"; measure both sides by one sweep file: {again}"
 
     remedy = f"measure more with: {again}"
+    if looks is not None:
+        remedy = ""  # why measuring stopped says how to go on
     if origins:
         remedy = "import more recordings under the same name"
     if ATTACHED in origins:

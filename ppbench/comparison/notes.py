@@ -20,14 +20,12 @@ from ppbench.judge.verdicts import Verdict
 
 _USUAL_LAUNCHES = 5
 _DOUBTS = {
-    Doubt.cautioned: "at least half of the launches of a side carry a caution that forbids a "
-    "verdict",
     Doubt.two_levels: "both sides have launches on two levels, which chance may have shared out "
     "in this way",
     Doubt.lopsided: "many more launches lie apart on one side than on the other, and the change "
     "may be what slows them",
 }
-"""Why the launches of both sides may differ for another reason than the change."""
+"""Why launches may differ for another reason than the change; `_cautioned` says cautions."""
 
 
 def notes_on(
@@ -41,8 +39,10 @@ def notes_on(
     """Yield what qualifies the lines of a comparison.
 
     `failed` are the failed runs of each side, by ` at base` and ` at head`, or of both by an empty
-    text; `texts` name their cases, `remedy` makes more launches, `again` measures both sides.
+    text; `texts` name their cases, `remedy` makes more launches, `again` measures both sides. An
+    empty remedy is said elsewhere.
     """
+    also = f"; {remedy}" if remedy else ""
     both = [side for contrast in contrasts for side in (contrast.base, contrast.head)]
     for where, rows in failed.items():
         yield from _failures(rows, texts, where)
@@ -58,7 +58,7 @@ def notes_on(
     if few:
         yield (
             f"a verdict needs {FEWEST_LAUNCHES} launches a side, better {_USUAL_LAUNCHES}: "
-            f"{listed(list(few))}; {remedy}"
+            f"{listed(list(few))}{also}"
         )
     for doubt, reason in _DOUBTS.items():
         names = [
@@ -67,7 +67,8 @@ def notes_on(
             if line.change.verdict is Verdict.open and line.change.doubt is doubt
         ]
         if names:
-            yield f"open: {listed(names)}; {reason}; {remedy}"
+            yield f"open: {listed(names)}; {reason}{also}"
+    yield from (f"{text}{also}" for text in _cautioned(lines))
     unlike = [
         f"{field_of(line.metric.name).heading} of {line.series.text}"
         for line in lines
@@ -122,6 +123,21 @@ def cautions(runs: pd.DataFrame) -> Iterable[str]:
         who = "the only run" if len(runs) == 1 else f"{num} of {len(runs)} runs"
         carry = "carries" if num == 1 else "carry"
         yield f"{who} {carry} the caution {name}: {Caution[name].remedy}"
+
+
+def _cautioned(lines: Sequence[Line]) -> Iterable[str]:
+    """Say which cautions forbid verdicts, and what removes them."""
+    figures: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        if line.change.doubt is Doubt.cautioned:
+            text = f"{field_of(line.metric.name).heading} of {line.series.text}"
+            figures.setdefault(line.evidence.cautions, []).append(text)
+    for names, texts in figures.items():
+        what = "; ".join(f"{name} ({Caution[name].deed})" for name in names)
+        yield (
+            f"open: {listed(texts)}; at least half of the launches of a side carry a caution that "
+            f"forbids a verdict: {what}"
+        )
 
 
 def _on_sessions(lines: Sequence[Line], again: str) -> Iterable[str]:

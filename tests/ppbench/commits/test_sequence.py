@@ -168,6 +168,28 @@ def test_an_open_gate_says_the_whole_command_that_would_decide_it(repository, mo
     assert int(again[again.index("--max-launches") + 1]) > 4
 
 
+def test_an_open_gate_names_one_command_and_the_caution_that_forbids_its_verdict(
+    repository, monkeypatch
+):
+    folder, shas = repository
+    file = sweep_in(folder)
+    for sha in shas:
+        add_measured(file, sha, around(1000), cautions="behind_plan", **now())
+    monkeypatch.chdir(folder)
+    gate = printed(
+        *("check", file.name, "--base", shas[0], "--head", shas[1]),
+        *("--run", "--max-launches", 4, "--budget", "1h"),
+    )
+    assert gate.exit_code == ExitCode.insufficient
+    assert gate.text.count(" --run") == 1 + gate.text.count("How to reproduce")
+    assert gate.text.count("go on with: ") == 1
+    assert "measure more with" not in gate.text
+    (note,) = (line for line in gate.text.splitlines() if "forbids a verdict" in line)
+    assert note.startswith("note: open: tokens/s of 1f1b")
+    assert "forbids a verdict: behind_plan (Raise the emulated times, use fewer ranks" in note
+    assert note.endswith("other work on the machine)")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
