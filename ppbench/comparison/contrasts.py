@@ -92,14 +92,27 @@ def compare_sides(
                 {one.arms: resolution_of(one) for one in some},
             )
 
+    pairs = [(row, ("base", "head")) for row in grid.rows if len(row.keys) == 2]
+    along = None if pairs or origins else grid.setting_between()
+    instead = list[str]()
+    if along is not None and base.store.folder == head.store.folder:
+        key, folder = key_of(along), base.store.folder
+        other = command("compare", base.name, head.name, across=key, results=folder)
+        instead = [f"base and head differ in {key}; they are compared along it by: {other}"]
+
     return _compared(
         grid,
-        [(row, ("base", "head")) for row in grid.rows if len(row.keys) == 2],
+        pairs,
         (base, head),
         metrics,
         families_of,
         looks or ONE_LOOK,
-        [*base.notes, *head.notes, *(f"{text}{what}" for text in grid.without_partner(None))],
+        [
+            *instead,
+            *base.notes,
+            *head.notes,
+            *(f"{text}{what}" for text in grid.without_partner(None)),
+        ],
         {" at base": base.failed, " at head": head.failed},
         remedy if origins else again,
         remedy,

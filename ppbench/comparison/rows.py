@@ -143,21 +143,42 @@ class Grid:
                     partner = f"of {'head' if value == 'base' else 'base'}"
                 elif has_base:
                     partner = f"with {axis_text(self.axis, base)}"
-                differing = [
-                    [name for name, text in row.rest.items() if text != other.rest[name]]
+                others = [
+                    other
                     for other in self.rows
                     if other is not row
                     and (base in other.keys if has_base else set(other.keys) - {value})
                 ]
                 why = f"no case {partner} was measured"
-                if differing:
-                    fewest = min(differing, key=len)
-                    names = [_name_of(name) for name in self._told if name in fewest]
+                if others:
+                    names = [_name_of(name) for name in self._nearest(row, others)]
                     words = " and ".join(names or ["the script"])
                     why = f"the nearest case {partner} differs in {words} too"
                 reasons.setdefault(f"{who} {{}}: {why}", []).append(self._text_of(key))
         for why, texts in reasons.items():
             yield why.replace("{}", listed(list(dict.fromkeys(texts))), 1)
+
+    def _nearest(self, row: Row, others: Iterable[Row]) -> list[str]:
+        """The settings in which the nearest of other rows differs."""
+        differing = (
+            [name for name, text in row.rest.items() if text != other.rest[name]]
+            for other in others
+        )
+        fewest = min(differing, key=len)
+        return [name for name in self._told if name in fewest]
+
+    def setting_between(self) -> str | None:
+        """The setting in which all rows without a partner differ from the nearest other one.
+
+        None if it is another one for some, several, or none of a case.
+        """
+        found = set[tuple[str, ...]]()
+        for row in self.rows:
+            others = [other for other in self.rows if set(other.keys) - set(row.keys)]
+            if others and row.keys:
+                found.add(tuple(self._nearest(row, others)))
+        names = found.pop() if len(found) == 1 else ()
+        return names[0] if len(names) == 1 and names[0] in SETTINGS else None
 
 
 def _any_key(row: Row) -> Key:

@@ -76,6 +76,22 @@ def test_fingerprints_are_never_mixed(store):
         assert any(note.startswith(why) for note in result.notes)
 
 
+def test_two_runs_of_other_schedules_are_pointed_to_the_schedule(store):
+    first, second = (add_launches(store, [1000.0], BASE, case)[0] for case in (CASE, AFAB))
+    result = compare(first, second, results=store.folder)
+    assert not result.lines
+    words = f"ppbench compare {first} {second} --across schedule --results {store.folder}"
+    assert result.notes[0] == (
+        f"base and head differ in schedule; they are compared along it by: {words}"
+    )
+    assert compare(across="schedule", runs=[first, second], results=store.folder).lines
+    further = replace(AFAB, num_microbatches=2 * AFAB.num_microbatches)
+    (third,) = add_launches(store, [1000.0], BASE, further)
+    notes = compare(first, third, results=store.folder).notes
+    assert not any("--across" in note for note in notes)
+    assert any("differs in schedule and " in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("base", "head", "words"),
     [
