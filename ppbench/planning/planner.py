@@ -152,13 +152,16 @@ def make_plan(
         min(steps_ns(cases, transfers_of(of_link, equal), meets=request.meets))
         for of_link in (free, link)
     )
+    # An order made for unequal stages may suit equal ones worse: its own bubble is no longer.
+    free_ns = _step_with(first, free)
+    unhindered_ns = min(unhindered_ns, free_ns)
     # All ranks compute all the time.
     ideal_ns = _computing_ns(first) // first.shape.ranks
     ideal_ns += max(optimizers_of(equal, first.shape.placement))
     without = {
         "schedule": first.step_ns - max(0, unhindered_ns - ideal_ns),
         "imbalance": equal_ns,
-        "link": _step_with(first, free),
+        "link": free_ns,
         "memory": min(point.step_ns for point in frontier),
     }
     losses = [Loss(cause, min(first.step_ns, ns)) for cause, ns in without.items()]

@@ -163,9 +163,10 @@ def _limits(plan: Plan) -> Iterator[str]:
     else:
         others = [each for each in plan.losses[1:] if 1 - each.step_ns / step_ns >= LEAST_LOSS]
         words = [f"{WITHOUT[each.cause]} {changed(each.step_ns)}" for each in (largest, *others)]
-        yield (
-            f"What limits it most is {CAUSES[largest.cause]}: the step would be {'; '.join(words)}."
-        )
+        cause = CAUSES[largest.cause]
+        if largest.cause == "schedule" and plan.most_left < LEAST_SAID:
+            cause += ", which any other program of these stages has too"
+        yield f"What limits it most is {cause}: the step would be {'; '.join(words)}."
 
     if plan.more_memory is not None:
         more = plan.more_memory
