@@ -101,7 +101,7 @@ def nearest(word: str, known: Iterable[str], listed: Iterable[str] | None = None
     """
     names = list(known)
     by_lower = {name.lower(): name for name in reversed(names)}
-    close = difflib.get_close_matches(word[:LONGEST_WORD].lower(), by_lower, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word[:LONGEST_WORD].lower(), by_lower, n=1)
     hint = f'; did you mean "{by_lower[close[0]]}"?' if close else "."
     return f"{hint} Known: {', '.join(names if listed is None else listed)}"
 

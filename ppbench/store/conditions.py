@@ -36,7 +36,7 @@ def _read(word: str, written: str) -> tuple[str, list[Value]]:
     """The column that a word means, and the values that are written for it."""
     column = column_named(word)
     if column not in _TYPES:
-        close = difflib.get_close_matches(column, [*_TYPES, *SYNONYMS], n=1, cutoff=0.5)
+        close = difflib.get_close_matches(column, [*_TYPES, *SYNONYMS], n=1)
         hint = f'; did you mean "{close[0]}"?' if close else "."
         raise ValueError(
             f'unknown key "{word}"{hint} Known are the keys of sweep files, and the columns of '
