@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -459,6 +460,13 @@ def with_transfers(
 def _unusable(name: str, error: ValueError | OSError) -> UsageError:
     """The error for a file that cannot be read, or a program that breaks a rule."""
     path = Path(name.removeprefix(CSV_PREFIX))
+    is_file = path.suffix == ".csv" or name.startswith(CSV_PREFIX)
+    if is_file and not path.exists():
+        where = "" if path.is_absolute() else f" in the working directory, {Path.cwd()}"
+        return UsageError(
+            f"{path}: no such file{where}; expected a program as CSV, which this writes: "
+            f"ppbench schedules export 1f1b -p 4 -m 8 -o {shlex.quote(str(path))}"
+        )
     if isinstance(error, OSError):
         return UsageError(f"{path}: cannot be read: {error.strerror or error}")
     return UsageError(str(error))
