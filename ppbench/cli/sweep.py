@@ -201,10 +201,12 @@ def cases_of(read: Sweep, choice: Choice) -> Result:
     """The chosen cases, none of them run."""
     from ppbench.config.feasibility import notes_on_sources
     from ppbench.run.sweep.control import note_sweep_file
-    from ppbench.run.sweep.plan import planned_cases
+    from ppbench.run.sweep.plan import planned_cases, problem_of_devices
 
     chosen = dataclasses.replace(read, cases=choice.only.select(read.cases))
     note_sweep_file(chosen)
+    if (problem := problem_of_devices(chosen)) is not None:
+        note(f"note: not to be run on this machine: {problem}")
     for text in notes_on_sources((case for case, _ in chosen.cases), chosen.facts):
         note(f"note: {text}")
     rows = Rows.of(planned_cases(chosen))

@@ -250,19 +250,25 @@ def _rerun_note(store: Store, sweep_id: str) -> Path:
 def check_devices(sweep: Sweep) -> None:
     """Raise UsageError when a case needs a device that this machine lacks, or cannot measure on."""
     check_can_train()
+    if (problem := problem_of_devices(sweep)) is not None:
+        raise UsageError(problem)
+
+
+def problem_of_devices(sweep: Sweep) -> str | None:
+    """Why this machine lacks a device of a case, or cannot measure on it; None where it can."""
     environment = read_environment()
     if all(case.device not in ON_GPUS for case, _ in sweep.cases):
-        return
+        return None
     if (problem := device_variables.refused(os.environ)) is not None:
-        raise UsageError(f"{sweep.file}: device: {problem}")
+        return f"{sweep.file}: device: {problem}"
     has_gpu = environment.gpus or environment.rocm  # AMD's GPUs are torch's to find
     if any(case.device == "cuda" for case, _ in sweep.cases) and not has_gpu:
-        if (problem := why_gpus_are_not_seen()) is not None:
-            raise UsageError(f"{sweep.file}: device: {problem}")
-        raise UsageError(
-            f'{sweep.file}: device: "cuda" needs an NVIDIA GPU and its driver, or torch for ROCm, '
-            'and neither was found here; use device = "cpu" or --set device=cpu'
+        problem = why_gpus_are_not_seen() or (
+            '"cuda" needs an NVIDIA GPU and its driver, or torch for ROCm, and neither was found '
+            'here; use device = "cpu" or --set device=cpu'
         )
+        return f"{sweep.file}: device: {problem}"
+    return None
 
 
 def sweep_id_of(sweep: Sweep, items: tuple[PlannedRun, ...], commit: Commit | None = None) -> str:

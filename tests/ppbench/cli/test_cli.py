@@ -143,6 +143,9 @@ def test_cuda_without_a_gpu_is_refused_before_anything_starts(tmp_path):
     done = recordings.ppbench(["sweep", "tiny.toml", "--set", "device=cuda"], tmp_path)
     assert done.exit_code == 2
     assert "needs an NVIDIA GPU" in done.stderr
+    done = recordings.ppbench(["sweep", "tiny.toml", "--set", "device=cuda", "--dry-run"], tmp_path)
+    assert done.exit_code == 0
+    assert done.stderr.startswith("note: not to be run on this machine: tiny.toml: device: ")
 
 
 EMULATED = """\
