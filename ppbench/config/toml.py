@@ -108,22 +108,26 @@ def column_named(name: str) -> str:
 
 
 def unknown_key(key: str, value: object, known: Iterable[str]) -> str:
-    return f"unknown key, set to {shown(value)}{nearest_key(key, known)}"
+    """What is wrong with a key; one that is set to a table may be meant for a section."""
+    hint = nearest_key(key, known, is_table=isinstance(value, dict))
+    return f"unknown key, set to {shown(value)}{hint}"
 
 
-def nearest_key(key: str, known: Iterable[str]) -> str:
+def nearest_key(key: str, known: Iterable[str], *, is_table: bool = False) -> str:
     """A hint like `nearest`'s, for dotted keys.
 
     A key of the same name in another section is the nearest, and only dotted keys of the same
-    section are listed.
+    section are listed. What is set to a table may be a section, such as `launch.slurm`.
     """
     names = list(known)
     section, leaf = key.partition(".")[0], key.rpartition(".")[2]
     namesake = next((name for name in names if name.rpartition(".")[2] == leaf), key)
     same = [name for name in names if name.startswith(f"{section}.")]
-    sections = dict.fromkeys(f"{n.partition('.')[0]}.KEY" for n in names if "." in n)
+    sections = dict.fromkeys(n.rpartition(".")[0] for n in names if "." in n)
+    listed = dict.fromkeys(f"{section.partition('.')[0]}.KEY" for section in sections)
     names += [word for word, meant in SYNONYMS.items() if meant in names]
-    return nearest(namesake, names, same or [*(n for n in names if "." not in n), *sections])
+    shown_names = same or [*(name for name in names if "." not in name), *listed]
+    return nearest(namesake, [*names, *sections] if is_table else names, shown_names)
 
 
 @dataclass(frozen=True)
