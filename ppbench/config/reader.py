@@ -195,6 +195,11 @@ def read_sweep(
         if where.each and set_here.isdisjoint(one.key for one in where.each)
     ]
     notes = []
+    if not source.tree and not overrides:
+        notes.append(
+            f"{source.file}: is empty, so that every setting has its default; for a file to start "
+            "from: ppbench init FILE"
+        )
     if unmet:
         num = len(unmet) - 1
         others = f"; nor {'does' if num == 1 else 'do'} {num:,} more" if num else ""

@@ -171,6 +171,6 @@ class Sweep:
 
 
 def note_unmet(sweep: Sweep) -> None:
-    """Note the conditions of a sweep file that match none of its cases."""
+    """Note a sweep file without settings, and its conditions that match none of its cases."""
     for text in sweep.notes:
         note(f"note: {text}")
