@@ -2,6 +2,7 @@
 
 `docs/howto/choose.md` shows one. Its tables are:
 
+    busy_machine        true if other processes kept the machine busy while they were measured
     [link]              between two ranks: latency_ms, gb_per_s (1e9 bytes per second), error
     [[setting]]         one for each microbatch_size, recompute or not; action_ms is what the
                         runtime adds to each action
@@ -106,6 +107,7 @@ class _File:
     device: str = required(NAME)
     seq_len: int = required(_COUNT)
     device_name: str = setting("", TEXT)
+    busy_machine: bool = setting(False, FLAG)
     link: Mapping[str, object] = subtable(TABLE)
     setting: Sequence[object] = required(TABLES)
 
@@ -150,6 +152,7 @@ def read_costs_file(file: Path) -> CostSet:
     return CostSet(
         **{key: getattr(given, key) for key in (*_TEXTS, "seq_len", "device_name")},
         origin=f"file {file.name}",
+        is_busy=given.busy_machine,
         by_setting=by_setting,
         link=LinkCosts(link.latency_ms * NS_PER_MS, link.gb_per_s * BYTES_PER_GB, link.error),
     )
@@ -188,6 +191,8 @@ def write_costs_file(costs: CostSet, file: Path, option: str = "") -> None:
     lines.append(f"seq_len = {costs.seq_len}")
     if costs.device_name:
         lines.append(f"device_name = {quoted(costs.device_name)}")
+    if costs.is_busy:
+        lines.append("busy_machine = true")
     lines += ["", f"# {costs.origin}", "[link]", f"latency_ms = {_ms(costs.link.latency_ns)}"]
     if math.isfinite(costs.link.bytes_per_s):
         lines.append(f"gb_per_s = {as_toml(costs.link.bytes_per_s / BYTES_PER_GB)}")

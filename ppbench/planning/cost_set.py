@@ -29,8 +29,8 @@ class CostSet:
     """The costs of a model in some settings, of a link, and where they come from.
 
     `optimizer` and `device` are names, such as `adamw` and `cpu`; `device_name` is that of the
-    hardware, where it is known. `origin` is `measured` or `file <name>`. With replicas they are
-    those of one.
+    hardware, where it is known. `origin` is `measured` or `file <name>`. `is_busy` says that other
+    processes kept the machine busy while they were measured. With replicas they are those of one.
     """
 
     model: str
@@ -42,6 +42,7 @@ class CostSet:
     by_setting: Mapping[Setting, ModelCosts]
     link: LinkCosts
     device_name: str = ""
+    is_busy: bool = False
     replicas: int = 1
     policy: CollectivePolicy = field(default_factory=NoCollectives)
 

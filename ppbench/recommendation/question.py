@@ -72,6 +72,13 @@ def plan(
     except NoPlanError as error:
         problem = Problem(f"plan.{error.key}", str(error))
         raise sweep.said.error_of(problem.key, (), problem.message) from error
+    if costs.is_busy:
+        how = "" if kind == "file" else ", with --remeasure"
+        text = (
+            "Other processes kept more than a tenth of the cores busy while the costs were "
+            "measured, so the prediction may be far off: stop them, and measure the costs again"
+        )
+        found = replace(found, notes=(*found.notes, f"{text}{how}."))
     if request.replicas == 1:
         return found
     text = (

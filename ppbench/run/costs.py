@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -17,6 +19,8 @@ from ppbench.planning.cost_set import MEASURED, CostSet, Setting
 from ppbench.planning.replicas import of_replica
 from ppbench.run.machine.environment import fingerprint_here
 from ppbench.run.machine.measuring_code import MEASURING, OF_COSTS, code_hash
+from ppbench.run.machine.sampler import Sample, host_of
+from ppbench.run.machine.telemetry import is_disturbed, summarize
 from ppbench.store import check_writable
 
 
@@ -56,16 +60,23 @@ def costs_here(
     way = code_hash((*MEASURING, *OF_COSTS)), machine, states, replace(wanted, settings=())
     kept_in = results / "costs" / f"{model.name}-{sha256(repr(way).encode()).hexdigest()[:12]}.toml"
     kept: Mapping[Setting, ModelCosts] = {}
+    was_busy = False
     is_factory = ":" in wanted.identity.spec.name
     if kept_in.exists() and not remeasure and not is_factory:
         costs = read_costs_file(kept_in)
-        kept = costs.by_setting
+        kept, was_busy = costs.by_setting, costs.is_busy
         if set(wanted.settings) <= set(kept):
             return replace(costs, origin=MEASURED)
     check_writable(results, "--results")  # before the work of measuring
+    host = host_of(os.getpid())
+    before = Sample(time.monotonic_ns(), host.read(), [], {})
     costs = measure_costs(wanted, tell)
+    after = Sample(time.monotonic_ns(), host.read(), [], {})
+    figures = summarize([before, after], [(before.time_ns, after.time_ns)], None)
+    costs = replace(costs, is_busy=is_disturbed(figures))
     together = {**kept, **costs.by_setting}
-    write_costs_file(replace(costs, by_setting=together), kept_in, "--results")
+    is_busy = was_busy or costs.is_busy
+    write_costs_file(replace(costs, by_setting=together, is_busy=is_busy), kept_in, "--results")
     return costs
 
 

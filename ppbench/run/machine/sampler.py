@@ -36,6 +36,15 @@ class Sample:
     absent: dict[str, str]  # cpu_load, cpu_energy, gpu: why they are missing
 
 
+def host_of(root_pid: int) -> Host:
+    """The node's counters for a process, its descendants and the cores that they may run on."""
+    try:
+        cores = os.sched_getaffinity(root_pid)
+    except (AttributeError, ProcessLookupError, PermissionError):
+        cores = set(range(available_cores()))
+    return Host({root_pid}, cores)
+
+
 class Sampler:
     """Takes samples of this node and appends them to a file as lines of JSON."""
 
@@ -46,11 +55,7 @@ class Sampler:
         """
         self._file = path.open("ab", buffering=0)
         self._file.write(b"\n")  # ends the line in which another sampler was killed
-        try:  # the cores that the launch, and so its ranks, may run on
-            cores = os.sched_getaffinity(root_pid)
-        except (AttributeError, ProcessLookupError, PermissionError):
-            cores = set(range(available_cores()))
-        self._gpus, self._host = open_gpus(), Host({root_pid}, cores)
+        self._gpus, self._host = open_gpus(), host_of(root_pid)
         absent = {"gpu": self._gpus.absent} if self._gpus.absent else {}
         self._absent = self._host.absent | absent
         self.due_s = time.monotonic()

@@ -194,6 +194,28 @@ def test_costs_are_measured_again_for_another_way_to_train(folder, monkeypatch):
     assert len(asked) == 4
 
 
+def test_a_plan_says_that_its_costs_were_measured_on_a_busy_machine(folder, monkeypatch):
+    (folder / "mine.toml").write_text(TEXT.replace("file:costs.toml", "measure"))
+    costs, loads = read_costs_file(folder / "costs.toml"), iter([1.0, 0.0])
+
+    def measured(wanted, _tell):
+        models = {Setting(*one): costs.by_setting[1, False] for one in wanted.settings}
+        return replace(costs, origin=MEASURED, by_setting=models)
+
+    def summarized(samples, windows, _gpu):
+        assert [(one.time_ns, two.time_ns) for one, two in [samples]] == windows
+        return {"other_load_cores": next(loads), "watched_cores": 2}
+
+    monkeypatch.setattr(costs_here, "measure_costs", measured)
+    monkeypatch.setattr(costs_here, "summarize", summarized)
+    notes = []
+    for remeasure in (False, False, True, False):  # the second and the last take what is kept
+        plan = ppbench.plan("mine.toml", effort=0.05, remeasure=remeasure)
+        notes.append([text for text in plan.sentences if "tenth of the cores busy" in text])
+    assert [len(texts) for texts in notes] == [1, 1, 0, 0]
+    assert notes[0][0].endswith("measure the costs again, with --remeasure.")
+
+
 def test_costs_are_kept_in_a_file_that_gains_the_settings_of_later_plans(folder, monkeypatch):
     (folder / "mine.toml").write_text(TEXT.replace("file:costs.toml", "measure"))
     costs, asked = read_costs_file(folder / "costs.toml"), []
