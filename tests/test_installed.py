@@ -201,7 +201,7 @@ def test_a_system_or_a_torch_that_cannot_train_is_said_first(monkeypatch, capsys
     check_can_train()
     with monkeypatch.context() as changed:
         changed.setattr(importlib.metadata, "version", lambda _name: "2.8.0+cu128")
-        with pytest.raises(UsageError, match=r"^torch 2\.8\.0\+cu128 .* 'torch>=2\.9'$"):
+        with pytest.raises(UsageError, match=r"^torch 2\.8\.0\+cu128 .* 'torch>=2\.10'$"):
             check_can_train()
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UsageError, match=r"^measuring needs Linux, and this is darwin"):
