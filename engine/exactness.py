@@ -341,8 +341,8 @@ class _Author:
         """Set the author's module to the ranks' weights, which must agree, and be the initial ones.
 
         The ranks must hold every weight of the author's module, and no other. Equality is exact.
-        Replicas may differ in buffers, of which the first one's are taken; so may the copies of a
-        stage in pipelines of two directions.
+        Replicas may differ in buffers, and the first one's are taken. The copies of a stage in
+        pipelines of two directions may differ so, too.
         """
         is_one_way = all(part.is_one_way for part in parts)
         for part in parts:

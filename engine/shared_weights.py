@@ -11,6 +11,7 @@ a checkpoint    has the copy of the first rank that owns it
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -119,12 +120,16 @@ class SharedWeights:
         What the same ranks own goes together, a bucket at a time.
         """
         buckets: dict[tuple[Ranks, torch.dtype], list[list[nn.Parameter]]] = {}
+        filled = Counter[tuple[Ranks, torch.dtype]]()  # bytes in the last bucket of each
         for summed in self._summed:
             for piece in pieces_of(summed.parameter):
-                some = buckets.setdefault((summed.ranks, piece.own.dtype), [[]])
-                if some[-1] and sum(p.nbytes for p in some[-1]) + piece.own.nbytes > BUCKET_BYTES:
+                key = summed.ranks, piece.own.dtype
+                some = buckets.setdefault(key, [[]])
+                if some[-1] and filled[key] + piece.own.nbytes > BUCKET_BYTES:
                     some.append([])
+                    filled[key] = 0
                 some[-1].append(piece.own)
+                filled[key] += piece.own.nbytes
         for (ranks, _), parts in buckets.items():
             for part in parts:
                 _sum_part(part, functools.partial(sum_over, ranks=ranks))

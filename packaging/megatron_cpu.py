@@ -57,7 +57,7 @@ class Part(nn.Module):
 
 
 def step_of_microbatch(batches: Iterator[torch.Tensor], part: Part) -> Any:
-    """What the schedule calls for each forward: the output, and how its loss follows."""
+    """Run a forward, as the schedule asks for; return the output, and how its loss follows."""
     x, target = next(batches)
 
     def loss_of(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -72,7 +72,7 @@ class Caution(Enum):
 
     @property
     def deed(self) -> str:
-        """What removes it: all but the first sentence, which says what is wrong."""
+        """The advice that removes it: the sentences after the first, which says what is wrong."""
         return self.value.partition(". ")[2].removesuffix(".")
 
 

@@ -91,7 +91,7 @@ def took_by(
 
 
 def with_pair_times(program: Program, took: Ints, pair_ns: Sequence[int]) -> Ints:
-    """The times of a program's actions, of which pairs take as long as given by stage."""
+    """Return the times of a program's actions; a pair takes as long as its stage's `pair_ns`."""
     for at, mate in enumerate(program.mates):
         if mate != kernels.NONE:
             whole, alone = pair_ns[program.table.stage[at]], took[at] + took[mate]

@@ -159,7 +159,7 @@ class Program:
 
     @property
     def mode(self) -> str:
-        """What it is for: a program of forwards alone evaluates."""
+        """The mode that it is for: a program of forwards alone evaluates."""
         return TRAIN if self.has_backward else EVALUATE
 
     @property

@@ -124,7 +124,7 @@ def num_stages_of(case: Case) -> int:
 
 
 def depth_of(case: Case) -> int:
-    """The parts that the model is cut into: the stages, of which two directions have copies."""
+    """Return the number of parts that the model is cut into; two directions have copies of each."""
     if case.is_automatic:
         return num_stages_of(case)
     if case.schedule.startswith(CSV_PREFIX):

@@ -108,7 +108,7 @@ def column_named(name: str) -> str:
 
 
 def unknown_key(key: str, value: object, known: Iterable[str]) -> str:
-    """What is wrong with a key; one that is set to a table may be meant for a section."""
+    """Say what is wrong with a key; one that is set to a table may be meant for a section."""
     hint = nearest_key(key, known, is_table=isinstance(value, dict))
     return f"unknown key, set to {shown(value)}{hint}"
 
