@@ -29,7 +29,7 @@ MOST_CHOSEN_FREELY = 4
 
 
 class Layout(NamedTuple):
-    """The layers of each stage, and which stages recompute."""
+    """The layers of each part, and which stages recompute; two directions have copies of a part."""
 
     partition: Partition
     recompute: tuple[bool, ...]
@@ -105,9 +105,9 @@ class Fit:
 
         With it come the bytes that each rank is short of.
         """
-        recompute, short = [self.mode == "all"] * len(partition), []
+        recompute, short = [self.mode == "all"] * self.shape.placement.num_stages, []
         for rank, owned in enumerate(self.owned):
-            key = memory_bytes, rank, *(partition[stage] for stage in owned)
+            key = memory_bytes, rank, *(partition[stage % len(partition)] for stage in owned)
             if (known := self._known.get(key)) is None:
                 known = self._known[key] = self._chosen(rank, partition, memory_bytes)
             chosen, missing = known
@@ -164,7 +164,7 @@ class Fit:
         self, rank: int, partition: Partition, recompute: Mapping[int, bool] | Sequence[bool]
     ) -> int:
         owned, replicas = self.owned[rank], self.costs.replicas
-        key = rank, *((partition[stage], recompute[stage]) for stage in owned)
+        key = rank, *((partition[s % len(partition)], recompute[s]) for s in owned)
         if (known := self._peaks.get(key)) is None:
             own = {stage: self.table.of(partition, stage, recompute[stage]) for stage in owned}
             stages, shared = [one.memory for one in own.values()], NOTHING_SHARED

@@ -13,6 +13,7 @@ For layers by stage of 2, 2, 3, 1 on two ranks of two stages the last two say:
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -117,6 +118,9 @@ def write_handover(
         "megatron": (folder / f"{name}.layout", lambda: megatron_layout(layers, placement)),
         "torchtitan": (folder / f"{name}.modules.json", lambda: torchtitan_modules(layers, head)),
     }
+    if placement.directions > 1:
+        for form, trainer in (("megatron", "Megatron-LM's layout"), ("torchtitan", "torchtitan")):
+            makers[form] = makers[form][0], functools.partial(_refuse_copies, trainer)
     forms = []
     for form, (file, make) in makers.items():
         try:
@@ -129,6 +133,13 @@ def write_handover(
         forms.append(Form(form, file, text))
     read_sweep(toml, [], "cpu")  # as `ppbench sweep` does
     return Handover(tuple(forms), torchtitan_schedule(placement))
+
+
+def _refuse_copies(trainer: str) -> str:
+    raise HandoverError(
+        f"{trainer} cannot put a stage on two ranks, as this schedule does; choose a schedule "
+        "of one direction"
+    )
 
 
 def program_text(program: Program) -> str:

@@ -6,6 +6,8 @@ rank may own several, from anywhere in the model:
     rank 0   stages 0 and 3   [before, layers 0-2] and [layers 8, 9]     load: the sum of both
     rank 1   stages 1 and 2   [layers 3, 4] and [layers 5-7]
 
+With two directions, ranks that own the same parts share their microbatches, and bear as one.
+
 1. Layers are dealt out as if all were alike. Then one at a time moves from a stage to another,
    those between shifted by one, for as long as that helps.
 2. A search through all cuts looks for a heaviest rank with less to do, until there is none or it
@@ -75,6 +77,15 @@ def moves(
             yield tuple(changed)
 
 
+def _bearers(placement: Placement) -> tuple[int, ...]:
+    """The rank that bears each part; of ranks that own the same parts, a number for all."""
+    if placement.directions == 1:
+        return placement.ranks
+    every = range(placement.world_size)
+    owned = [{stage % placement.depth for stage in placement.stages_of(rank)} for rank in every]
+    return tuple(owned.index(owned[rank]) for rank in placement.ranks[: placement.depth])
+
+
 class Loads:
     """A model's loads, in picoseconds, for a placement; and the search for counts."""
 
@@ -82,11 +93,11 @@ class Loads:
         self, costs: ModelCosts, placement: Placement, least: Sequence[int] | None = None
     ) -> None:
         """Take what `solve_partition` takes, and raise its ValueError."""
-        num_stages = placement.num_stages
-        self.least = [0] * num_stages if least is None else list(least)
-        if len(self.least) != num_stages:
-            raise ValueError(f"expected {num_stages} least layers, got {len(self.least)}")
-        self.ranks, self.num_layers = placement.ranks, len(costs.layers)
+        depth = placement.depth
+        self.least = [0] * depth if least is None else list(least)
+        if len(self.least) != depth:
+            raise ValueError(f"expected {depth} least layers, got {len(self.least)}")
+        self.ranks, self.num_layers = _bearers(placement), len(costs.layers)
         if sum(self.least) > self.num_layers:
             raise ValueError(f"{self.num_layers} layers are too few for {sum(self.least)}")
 

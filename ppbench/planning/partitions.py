@@ -61,7 +61,8 @@ class Climb:
                 break
             self._short, self.lightest = worth, layout.partition
             full = self.fit.owned[short.index(max(short))]
-            self._next = self._around(layout.partition, full)
+            parts = [stage % len(layout.partition) for stage in full]
+            self._next = self._around(layout.partition, parts)
         self.is_over = True
         return []
 

@@ -34,7 +34,7 @@ class PlanRequest:
     memory_bytes: int | None
     global_batch: int
     seq_len: int
-    schedules: tuple[str, ...] = (*(n for n, s in SCHEDULES.items() if not s.is_two_way), AUTO)
+    schedules: tuple[str, ...] = (*SCHEDULES, AUTO)
     stages_per_rank: tuple[int, ...] = (1, 2)
     microbatch_sizes: tuple[int, ...] = ()
     recompute: str = AUTO
@@ -47,8 +47,9 @@ class PlanRequest:
 class Configuration:
     """Everything that a plan decides about a training.
 
-    `layers` are counts by stage, `recompute` says by stage whether its layers recompute their
-    activations. `schedule` is a registered name, or "auto" for a program of the solver.
+    `layers` are counts by stage of one direction, `recompute` says by stage, each copy counted,
+    whether its layers recompute their activations. `schedule` is a registered name, or "auto" for
+    a program of the solver.
     """
 
     schedule: str
@@ -62,7 +63,7 @@ class Configuration:
 
     @property
     def partition(self) -> list[range]:
-        """The layers of each stage, in order."""
+        """The layers of each stage of one direction, in order."""
         return list(partition_of(self.layers))
 
     @property

@@ -83,13 +83,14 @@ def make_plan(
     for candidate in sorted(filter(search.fits, search.found), key=preference):
         by_shape.setdefault(candidate.shape, candidate)
     chosen = list(by_shape.values())  # the best of each shape, the best first
-    link, drawn = costs.link, dict[int, list[StageTable]]()  # by microbatch size
+    # By microbatch size and directions.
+    link, drawn = costs.link, dict[tuple[int, int], list[StageTable]]()
 
     def proposed(candidate: Candidate) -> Proposal:
         """A candidate with its interval, bound and figures."""
         shape, step_ns = candidate.shape, candidate.step_ns
-        if (size := shape.microbatch_size) not in drawn:
-            drawn[size] = drawn_tables(search.table(size).models)
+        if (key := (shape.microbatch_size, shape.directions)) not in drawn:
+            drawn[key] = drawn_tables(search.table(*key).models)
         room = most_room(shape.placement, candidate.stages, request.memory_bytes)
         problem = problem_of(shape, candidate.stages, link, room, meets=request.meets)
         tokens = request.replicas * request.global_batch * request.seq_len
@@ -97,7 +98,7 @@ def make_plan(
             candidate.configuration,
             candidate.program,
             step_ns,
-            *interval_of(candidate, drawn[size], link),
+            *interval_of(candidate, drawn[key], link),
             min(lower_bound(problem), step_ns),
             candidate.peak_bytes,
             1 - _computing_ns(candidate) / (shape.ranks * step_ns - sum(problem.optimizers)),
@@ -183,7 +184,8 @@ def make_plan(
 def simulated(plan: Plan, proposal: Proposal) -> WalkedStep:
     """The step of a proposal, action by action, without its optimizer."""
     one = proposal.configuration
-    table = Search(plan.request, plan.costs, lambda *_: None, 0).table(one.microbatch_size)
+    key = one.microbatch_size, one.placement.directions
+    table = Search(plan.request, plan.costs, lambda *_: None, 0).table(*key)
     stages = table.of_all(one.partition, one.recompute)
     return predict(proposal.program, durations_of(stages), transfers_of(plan.costs.link, stages))
 

@@ -1,4 +1,4 @@
-"""The costs of a pipeline that is one of several replicas: what they share, and when they sum.
+"""The costs of what several ranks train together: replicas, and the copies of two directions.
 
 What is gathered and summed comes and goes along a row (`engine.plan.memory`); here is what is kept
 all the time. What replicas do together is counted as if nothing of it were hidden: exact for one
@@ -9,6 +9,8 @@ stage per rank, at most a little too long for several.
     ZeRO-2          a reduce-scatter, once for a stage, and that gather
     ZeRO-3, torch   a reduce-scatter, and a gather before the first forward; all stages of a rank
                     stay unsharded until its last backward
+
+Both copies of a stage are trained, and their gradients are summed by an all-reduce of two ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from engine.plan.collectives import (
     reduces_every_backward,
     ring_ns,
 )
-from engine.plan.model_costs import StageCosts
+from engine.plan.model_costs import ModelCosts, StageCosts
 from engine.plan.sharded_bytes import TrainingBytes, kept_bytes
 from ppbench.planning.cost_set import CostSet
 
@@ -41,10 +43,9 @@ def of_replica(costs: CostSet, replicas: int, policy: CollectivePolicy, num_stat
         one = layer.gradient_bytes
         whole = TrainingBytes(one, one, num_states * one)
         given = (one, replicas, costs.link.bytes_per_s)
-        is_sharded = most_unsharded(policy) is not None
         moving_ns = ring_ns(*given, is_summed_whole=leaves_whole_sums(policy))
         optimizer_ns = layer.optimizer_ns
-        if is_sharded or isinstance(policy, Zero1 | Zero2):  # each updates a part, which all gather
+        if updates_part(policy):  # which all gather
             moving_ns += ring_ns(*given, is_summed_whole=False)
             optimizer_ns /= replicas
         kept = kept_bytes(whole, policy, replicas)
@@ -57,6 +58,29 @@ def of_replica(costs: CostSet, replicas: int, policy: CollectivePolicy, num_stat
 
     by_setting = {setting: model.with_each(shared) for setting, model in costs.by_setting.items()}
     return replace(costs, by_setting=by_setting, replicas=replicas, policy=policy)
+
+
+def updates_part(policy: CollectivePolicy) -> bool:
+    """Whether the optimizer of each replica updates a part of the parameters."""
+    return most_unsharded(policy) is not None or isinstance(policy, Zero1 | Zero2)
+
+
+def with_copies(costs: CostSet, model: ModelCosts, directions: int) -> ModelCosts:
+    """The costs of a replica's layers where each is on `directions` ranks, which sum gradients.
+
+    They do after all of their backwards, so that nothing hides it. Each replica sums what it
+    updates.
+    """
+    if directions == 1:
+        return model
+    parts = costs.replicas if updates_part(costs.policy) else 1
+
+    def summed(layer: StageCosts) -> StageCosts:
+        given = layer.gradient_bytes // parts, directions, costs.link.bytes_per_s
+        moving_ns = ring_ns(*given, is_summed_whole=True)
+        return replace(layer, optimizer_ns=layer.optimizer_ns + moving_ns)
+
+    return model.with_each(summed)
 
 
 def unplanned(policy: CollectivePolicy, most_stages: int) -> tuple[str, str] | None:

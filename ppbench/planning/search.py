@@ -21,6 +21,7 @@ from ppbench.planning.fitting import Candidate, Fit, Layout, simulated
 from ppbench.planning.layout import MOST_CUTS, Partition, solve_partition
 from ppbench.planning.partitions import Climb, around, climb_all
 from ppbench.planning.plan import AUTO, FrontierPoint, PlanRequest
+from ppbench.planning.replicas import with_copies
 from ppbench.planning.solving import least_step_of, one_by_one, solved
 from ppbench.planning.space import Shape, least_layers, least_step_ns, model_of, shapes
 from ppbench.planning.stages import StageTable, never_quicker
@@ -65,7 +66,7 @@ class Search:
         self.effort = effort
         self.found: list[Candidate] = []
         self.climbs: list[Climb] = []
-        self._tables: dict[int, StageTable] = {}
+        self._tables: dict[tuple[int, int], StageTable] = {}
         self._fits: dict[Shape, Fit] = {}
         self._partitions: dict[tuple[Placement, int], list[Partition]] = {}
 
@@ -108,18 +109,22 @@ class Search:
         return model_of(self.request, self.costs, shape.microbatch_size)
 
     def least(self, shape: Shape) -> list[int]:
-        """The fewest layers of each stage."""
-        return least_layers(self.model(shape), shape.placement.num_stages)
+        """The fewest layers of each part."""
+        return least_layers(self.model(shape), shape.placement.depth)
 
-    def table(self, size: int) -> StageTable:
-        """The costs of stages for a microbatch size."""
-        if size not in self._tables:
+    def table(self, size: int, directions: int = 1) -> StageTable:
+        """The costs of stages for a microbatch size; those of copies sum their gradients."""
+        if (size, directions) not in self._tables:
             wanted = {AUTO: (False, True), "none": (False,), "all": (True,)}
             known = self.costs.by_setting
             settings = {on: Setting(size, on) for on in wanted[self.request.recompute]}
-            models = {on: known[setting] for on, setting in settings.items() if setting in known}
-            self._tables[size] = StageTable(never_quicker(models))
-        return self._tables[size]
+            models = {
+                on: with_copies(self.costs, known[setting], directions)
+                for on, setting in settings.items()
+                if setting in known
+            }
+            self._tables[size, directions] = StageTable(never_quicker(models))
+        return self._tables[size, directions]
 
     def fit(self, shape: Shape) -> Fit:
         """A shape with its program, made once; for the solver, that which needs least memory."""
@@ -130,7 +135,7 @@ class Search:
             else:
                 given = shape.schedule, shape.ranks, num_microbatches, shape.stages_per_rank
                 program = build_program(*given)
-            table, request = self.table(shape.microbatch_size), self.request
+            table, request = self.table(shape.microbatch_size, shape.directions), self.request
             how = table, self.costs, request.recompute
             self._fits[shape] = Fit(shape, program, *how, meets=request.meets)
         return self._fits[shape]

@@ -41,7 +41,7 @@ def problem_of(
     left = [stage.held_after_input for stage in stages]
     everything = [0] * shape.ranks
     for rank, most in zip(placement.ranks, map(max, taken, left), strict=True):
-        everything[rank] += shape.num_microbatches * most
+        everything[rank] += shape.num_microbatches // shape.directions * most
     return Problem(
         placement,
         shape.num_microbatches,

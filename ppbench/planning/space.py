@@ -35,6 +35,11 @@ class Shape(NamedTuple):
     def stages_per_rank(self) -> int:
         return self.placement.num_stages // self.placement.world_size
 
+    @property
+    def directions(self) -> int:
+        """The pipelines that go over its ranks, each with all of the model."""
+        return self.placement.directions
+
 
 def shapes(request: PlanRequest, costs: CostSet) -> Iterator[Shape]:
     """Every shape that a schedule can have and that the model has layers for."""
@@ -53,7 +58,7 @@ def shapes(request: PlanRequest, costs: CostSet) -> Iterator[Shape]:
                             continue
                         placements = [find_schedule(schedule).place(ranks, v)]
                     for placement in placements:
-                        if sum(least_layers(model, placement.num_stages)) <= len(model.layers):
+                        if sum(least_layers(model, placement.depth)) <= len(model.layers):
                             yield Shape(schedule, placement, size, num_microbatches)
 
 
@@ -79,10 +84,10 @@ def model_of(request: PlanRequest, costs: CostSet, size: int) -> ModelCosts:
     return costs.by_setting[Setting(size, request.recompute == "all")]
 
 
-def least_layers(model: ModelCosts, num_stages: int) -> list[int]:
-    """The fewest layers that each stage may have: no stage may be without anything to train."""
-    least = [1] * num_stages
-    if num_stages > 1:
+def least_layers(model: ModelCosts, depth: int) -> list[int]:
+    """The fewest layers that each part may have: no stage may be without anything to train."""
+    least = [1] * depth
+    if depth > 1:
         least[0] -= model.before.forward_ns > 0
         least[-1] -= model.after.forward_ns > 0
     return least
@@ -92,8 +97,8 @@ def least_step_ns(shape: Shape, model: ModelCosts) -> float:
     """A bound on the step of every program and partition of a shape.
 
     All microbatches pass the heaviest rank, which bears at least the mean of all ranks, and at
-    least the heaviest layer.
+    least the heaviest layer. Of two directions each has half of the microbatches.
     """
-    alone = [layer.quickest_ns for layer in model.parts]
-    share = (sum(alone) + 2 * model.action_ns * shape.placement.num_stages) / shape.ranks
-    return shape.num_microbatches * max(share, *alone)
+    alone, placement = [layer.quickest_ns for layer in model.parts], shape.placement
+    share = (sum(alone) + 2 * model.action_ns * placement.depth) / shape.ranks
+    return shape.num_microbatches * max(share, max(alone) / placement.directions)

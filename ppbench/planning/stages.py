@@ -25,8 +25,9 @@ class StageTable:
         self._known: dict[tuple[int, int, bool, bool, bool], StageCosts] = {}
 
     def of(self, partition: Sequence[range], stage: int, recompute: bool) -> StageCosts:
-        """The costs of one stage."""
-        layers, is_first, is_last = partition[stage], stage == 0, stage == len(partition) - 1
+        """The costs of one stage, which may be a copy of a part in a second direction."""
+        part, last = stage % len(partition), len(partition) - 1
+        layers, is_first, is_last = partition[part], part == 0, part == last
         key = layers.start, layers.stop, recompute, is_first, is_last
         if key not in self._known:
             model = self.models[recompute]
@@ -36,7 +37,7 @@ class StageTable:
     def of_all(
         self, partition: Sequence[range], recompute: Sequence[bool]
     ) -> tuple[StageCosts, ...]:
-        """The costs of all stages, in order."""
+        """The costs of all stages, in order; `recompute` is by stage, each copy counted."""
         return tuple(self.of(partition, stage, is_on) for stage, is_on in enumerate(recompute))
 
 

@@ -108,7 +108,10 @@ def _choice(plan: Plan, *, is_measured: bool) -> Iterator[str]:
         yield ALL_RANKS
     if one.ranks > MOST_RANKS:
         is_v = one.placement != loop_placement(one.ranks, one.stages_per_rank)
-        yield f"Stages go {'down the ranks and back up' if is_v else 'round the ranks'}."
+        way = "down the ranks and back up" if is_v else "round the ranks"
+        if one.placement.directions > 1:
+            way = "down the ranks, and a copy of each up them"
+        yield f"Stages go {way}."
     elif one.ranks > 1:
         texts = []
         for stage, layers in enumerate(one.partition):
@@ -119,6 +122,11 @@ def _choice(plan: Plan, *, is_measured: bool) -> Iterator[str]:
                 parts.append(f"layers {layers.start} to {layers.stop - 1}")
             parts += ["head"] * (stage + 1 == len(one.layers))
             texts.append(f"stage {stage} ({', '.join(parts)})")
+        depth = one.placement.depth
+        texts += [
+            f"stage {stage} (as stage {stage % depth})"
+            for stage in range(depth, one.placement.num_stages)
+        ]
         owned = [", ".join(texts[s] for s in one.placement.stages_of(r)) for r in range(one.ranks)]
         yield " ".join(f"Rank {rank}: {text}." for rank, text in enumerate(owned))
 

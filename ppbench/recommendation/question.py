@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.model.descriptions import Problem
-from engine.plan.schedules.registry import SCHEDULES
 from ppbench.config.case import Case, PlanSettings
 from ppbench.config.programs import identity_of, sharding_of
 from ppbench.config.reader import read_sweep
@@ -145,10 +144,6 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
             key = name.replace("_", ".", 1) if "_" in name and name != "seq_len" else name
             text = f"has {len(values)} values in the grid; a plan is for one, as with --set {key}=…"
             yield Problem(key, text)
-    two_way = [n for n in settings.schedules if n in SCHEDULES and SCHEDULES[n].is_two_way]
-    if two_way:
-        text = f"{', '.join(two_way)}: is not planned, since the bounds of a plan count each stage"
-        yield Problem("plan.schedules", f"{text} once, and two ranks own it; leave it out")
     if not isinstance(case.seq_len, int):
         yield Problem("seq_len", 'is "variable"; a plan needs a number of tokens, such as 128')
     if not case.trains:

@@ -10,6 +10,7 @@ Three facts about any program P make it easier to bound. None lengthens the make
   being idle for the rest, so that nothing comes later or is held longer than in P.
 - All microbatches being alike, the nth F, I and W of a stage can now be given to microbatch n: the
   nth to start has its input by then, since n inputs have been made, and memory is a count of each.
+  Of two directions each has its own microbatches, so that this is true of each.
 - The rank of a stage is busy with its nth action of a kind before the (n + 1)th.
 
 So the starts of P, renumbered, obey these differences, and the longest path to an action is a head
@@ -19,7 +20,8 @@ So the starts of P, renumbered, obey these differences, and the longest path to 
                 a transfer more between ranks
     order       F(s, n) -> F(s, n+1), and so for I and W, with the transfer more where the message
                 blocks its sender
-    memory      I(y, n) -> F(x, n+k), of any two stages of a rank, whose stages up to s take H(s):
+    memory      I(y, n) -> F(x, n+k), of any two stages that a rank has of one direction, whose
+                stages up to s take H(s):
                   y <= x   at F(x, n+k), k that have begun y and are not back there hold H(y) each:
                            k H(y) + H(x) is above the limit
                   y > x    n must yet begin y, with H(y) then, while k others that have begun x hold
@@ -31,17 +33,17 @@ So the starts of P, renumbered, obey these differences, and the longest path to 
 The bound is the largest of three, over the ranks:
 
 Where ranks do not meet, the step is the period of steps in a row. A rank begins its next step when
-it is done with this one, so that no period is shorter than a rank's step from its first action, the
-F of its lowest stage, to its last. The same three then bound each rank by itself: heads are the
-longest paths from that F, which is at 0, tails those to any of the rank's own actions. And a
-channel has the messages of all microbatches in each step.
+it is done with this one, so that no period is shorter than a rank's step from its first action to
+its last. The same three then bound each rank by itself: heads are the longest paths from any of the
+rank's own actions, none of which is before 0, tails those to any of them. And a channel has the
+messages of all microbatches of its direction in each step.
 
 1. The time of one machine that may interrupt its jobs, each with head and tail: for every set of
    actions, least head + their time + least tail. The largest over all sets is found by Carlier's
    schedule: of what has its head behind it, always go on with the longest tail.
 2. What a rank has done before its first I can start is limited by memory. All else comes after it.
    Its work from the last F of its lowest stage until that microbatch is back is limited by what is
-   held beside it.
+   held beside it; that is counted with one direction only.
 3. Memory over time: held x time, summed over the microbatches, is at most the limit x time, less
    what can not yet be taken at the beginning and what must be free already at the end.
 """
@@ -76,10 +78,11 @@ def lower_bound(problem: Problem) -> int:
     ranks = range(problem.placement.world_size)
     if problem.meets:
         heads, tails = chain.heads(), chain.tails()
-        bounds = [max(optimizers), heads[0][0] + tails[0][0]]
+        firsts = problem.placement.copies_of(0)
+        bounds = [max(optimizers), *(heads[first][0] + tails[first][0] for first in firsts)]
         bounds += [each for rank in ranks for each in _of_rank(chain, rank, heads, tails)]
         return max(bounds)
-    bounds = [problem.num_microbatches * chain.channel_ns]
+    bounds = [problem.num_each * chain.channel_ns]
     for rank in ranks:
         heads, tails = chain.heads(rank), chain.tails(rank)
         bounds += [each + optimizers[rank] for each in _of_rank(chain, rank, heads, tails)]
@@ -132,7 +135,7 @@ class Chain:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.num_stages = problem, problem.placement.num_stages
-        durations, m = problem.durations, problem.num_microbatches
+        durations, m, depth = problem.durations, problem.num_each, problem.placement.depth
         whole = durations.whole_ns
         inputs = list(map(min, durations.input_ns, whole))  # i' and w'
         weights = map(min, durations.weight_ns, map(sub, whole, inputs))
@@ -141,21 +144,25 @@ class Chain:
         ranks, transfers = problem.placement.ranks, problem.transfers
         self.channel_ns = 0
         for stage, (here, there) in enumerate(itertools.pairwise(ranks)):
-            for kind in (stage, self.num_stages + stage + 1) if here != there else ():
+            crosses = here != there and not problem.placement.is_last(stage)
+            for kind in (stage, self.num_stages + stage + 1) if crosses else ():
                 self.channel_ns = transfers.duration_ns
                 if transfers.overlaps:
                     self.delay[kind] = transfers.duration_ns
                 else:
                     self.busy[kind] += transfers.duration_ns
-        self.order = [
-            *range(self.num_stages),
-            *range(2 * self.num_stages - 1, self.num_stages - 1, -1),
+        # By direction, the way of a microbatch.
+        firsts = problem.placement.copies_of(0)
+        self.orders = [
+            [*stages, *(self.num_stages + stage for stage in reversed(stages))]
+            for stages in map(range, firsts, [first + depth for first in firsts])
         ]
         # By stage, the I and W of the rank that F waits for, and how many microbatches before.
         self.places: list[list[tuple[int, int]]] = [[] for _ in range(self.num_stages)]
         self.frees: list[list[tuple[int, int]]] = [[] for _ in self.busy]
         for stage, places in enumerate(self.places):
-            stages = problem.placement.stages_of(ranks[stage])
+            own = problem.placement.stages_of(ranks[stage])
+            stages = [other for other in own if other // depth == stage // depth]
             sums = itertools.accumulate(problem.held_after_forward[other] for other in stages)
             upto = dict(zip(stages, sums, strict=True))
             limit, here = problem.limits[ranks[stage]], upto[stage]
@@ -178,9 +185,10 @@ class Chain:
     def trips(self) -> list[int]:
         """By stage, from the start of F to the end of I of a microbatch that is alone."""
         starts, now = [0] * len(self.busy), 0
-        for kind in self.order:
-            starts[kind] = now
-            now += self.busy[kind] + self.delay[kind]
+        for order in self.orders:
+            for kind in order:
+                starts[kind] = now
+                now += self.busy[kind] + self.delay[kind]
         inputs = range(self.num_stages, 2 * self.num_stages)
         return [starts[kind] + self.busy[kind] - starts[kind - self.num_stages] for kind in inputs]
 
@@ -189,14 +197,14 @@ class Chain:
 
         From the first start of all, or of a rank: then NEVER for what need not wait for that.
         """
-        m, num_stages, busy = self.problem.num_microbatches, self.num_stages, self.busy
+        m, num_stages, busy = self.problem.num_each, self.num_stages, self.busy
         least = self._at_least(rank)
         if rank is None:  # an optimizer is first
             least = [self.problem.optimizers[of] for of in self.problem.placement.ranks] * 3
         heads = [[0] * m for _ in busy]
-        for n in range(m):
+        for n, order in itertools.product(range(m), self.orders):
             there = NEVER
-            for kind in self.order:
+            for kind in order:
                 begin = max(there, least[kind], heads[kind][n - 1] + busy[kind] if n else NEVER)
                 if kind < num_stages:
                     for before, num in self.places[kind]:
@@ -215,12 +223,12 @@ class Chain:
 
         Before the end of all, or of a rank: then NEVER for what that need not wait for.
         """
-        m, num_stages, busy = self.problem.num_microbatches, self.num_stages, self.busy
+        m, num_stages, busy = self.problem.num_each, self.num_stages, self.busy
         least = self._at_least(rank)
         tails = [[0] * m for _ in busy]
-        for n in reversed(range(m)):
+        for n, order in itertools.product(reversed(range(m)), self.orders):
             left = NEVER
-            for kind in reversed(self.order):
+            for kind in reversed(order):
                 later = tails[kind][n + 1] if n + 1 < m else NEVER
                 longest = max(least[kind], self.delay[kind] + left, later)
                 if kind >= num_stages:
@@ -239,7 +247,7 @@ class Chain:
 
     def _freed(self, tails: list[list[int]], kind: int, n: int) -> int:
         """The longest tail of an F that waits for the memory of an I or W."""
-        m = self.problem.num_microbatches
+        m = self.problem.num_each
         waiting = (tails[stage][n + num] for stage, num in self.frees[kind] if n + num < m)
         return max(waiting, default=NEVER)
 
@@ -247,14 +255,14 @@ class Chain:
 def _from_first_input(chain: Chain, rank: int, heads: list[list[int]]) -> int:
     """The start of a rank's first I, and all work that it cannot have done before."""
     problem, num_stages, busy = chain.problem, chain.num_stages, chain.busy
-    m, stages = problem.num_microbatches, problem.placement.stages_of(rank)
+    m, stages = problem.num_each, problem.placement.stages_of(rank)
     limit, lowest = problem.limits[rank], stages[0]
     turn = num_stages + lowest
     forward, after_input = problem.held_after_forward, problem.held_after_input
     work = m * sum(busy[kind] for kind in chain.kinds_of(rank))
     early = _most([(busy[s], forward[s]) for s in stages], limit, m)
     until = min(heads[num_stages + s][0] for s in stages) + work - early
-    if m * forward[lowest] <= limit:
+    if m * forward[lowest] <= limit or len(chain.orders) > 1:
         return until
     # Something must be free before the last F of the lowest stage, which is then behind the first
     # I. Until that microbatch is back, there is left to do what is held besides: of microbatches
@@ -295,7 +303,7 @@ def _held_over_time(chain: Chain, rank: int, heads: list[list[int]]) -> int:
     taken, freed = list[tuple[int, int]](), list[tuple[int, int]]()
     for s in stages:
         turn, weight = num_stages + s, 2 * num_stages + s
-        needed += problem.num_microbatches * (forward[s] * trips[s] + left[s] * busy[weight])
+        needed += problem.num_each * (forward[s] * trips[s] + left[s] * busy[weight])
         taken.append((forward[s], busy[s]))
         freed += [(left[s], busy[weight]), (forward[s], busy[turn] + busy[weight])]
     most = max(forward[s] for s in stages)

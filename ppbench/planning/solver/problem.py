@@ -72,6 +72,11 @@ class Problem:
             raise ValueError("an input half cannot leave more than its forward took")
 
     @property
+    def num_each(self) -> int:
+        """The number of microbatches that go through a stage."""
+        return self.num_microbatches // self.placement.directions
+
+    @property
     def optimizers(self) -> tuple[int, ...]:
         """How long each rank's optimizer takes, in nanoseconds."""
         return self.optimizer_ns or (0,) * self.placement.world_size
@@ -81,11 +86,15 @@ class Problem:
         """By rank, what one microbatch takes on all its stages: no program can do with less.
 
         A microbatch has gone forward through every stage of a rank before it comes back to any of
-        them. And this is enough: the microbatches can go one after another.
+        them. And this is enough: the microbatches can go one after another. Of two directions each
+        has its own, and the one that takes more counts.
         """
-        least = [0] * self.placement.world_size
-        for rank, held in zip(self.placement.ranks, self.held_after_forward, strict=True):
-            least[rank] += held
+        depth, least = self.placement.depth, [0] * self.placement.world_size
+        for first in self.placement.copies_of(0):
+            taken = [0] * self.placement.world_size
+            for stage in range(first, first + depth):
+                taken[self.placement.ranks[stage]] += self.held_after_forward[stage]
+            least = list(map(max, least, taken))
         return tuple(least)
 
     def check_limits(self) -> None:

@@ -39,7 +39,8 @@ class _Model:
 
     def __init__(self, problem: Problem, within_ns: int) -> None:
         self.problem, self.within_ns = problem, within_ns
-        self.num_stages, self.width = problem.placement.num_stages, problem.num_microbatches
+        self.num_stages, self.width = problem.placement.num_stages, problem.num_each
+        self.depth = problem.placement.depth
         times = problem.durations
         self.took = (times.forward_ns, times.input_ns, times.weight_ns)
         halves = map(sum, zip(*self.took[1:], strict=True))
@@ -63,7 +64,7 @@ class _Model:
     def known_order(self, one, other) -> bool | None:
         """Whether the first of two actions of a rank is before the other; None if that is open."""
         (op, stage, n), (op2, stage2, n2) = one, other
-        if n == n2 and op < 2 and op2 < 2:
+        if n == n2 and op < 2 and op2 < 2 and stage // self.depth == stage2 // self.depth:
             place, place2 = (
                 s if o == 0 else 2 * self.num_stages - s for o, s in ((op, stage), (op2, stage2))
             )
@@ -117,9 +118,9 @@ class _Model:
                     self.rows.append((since, self.busy((op, stage)) + optimizer_ns))
             if op == 2 and self.gains[stage]:
                 self.at_once(stage, n)
-            if op == 2 or (op == 1 and stage == self.num_stages - 1):
+            if op == 2 or (op == 1 and self.problem.placement.is_last(stage)):
                 self.after((op - 1, stage, n), (op, stage, n))
-            elif not (op == 0 and stage == 0):
+            elif not (op == 0 and stage % self.depth == 0):
                 other = stage + (1 if op == 1 else -1)
                 delay = transfer_ns if ranks[stage] != ranks[other] else 0
                 self.after((op, other, n), (op, stage, n), delay)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from engine.plan.action import Op
 from engine.plan.lower import lower
@@ -51,7 +52,8 @@ def peak_bytes(program: Program, stages, rank: int, tell=lambda *_: None) -> int
 
     `tell` gets each action and the bytes on its way.
     """
-    row, last = lower(program).actions[rank], program.num_stages - 1
+    row, placement = lower(program).actions[rank], program.placement
+    last, firsts = program.num_stages - 1, placement.copies_of(0)
     live = {"static": sum(stages[s].static_bytes for s in program.placement.stages_of(rank))}
     coming = {}  # by stage and way, the microbatches in the order of their messages
     for action in row:
@@ -83,9 +85,9 @@ def peak_bytes(program: Program, stages, rank: int, tell=lambda *_: None) -> int
             for at, layer in layers:
                 live["held", stage, m, at] = layer.held_after_forward
                 note(layer.transient_bytes)
-            if stage < last:
+            if not placement.is_last(stage):
                 live["output", stage, m] = one.message_bytes
-            assert own == (one.input_bytes if stage else 0)
+            assert own == (0 if stage in firsts else one.input_bytes)
         elif op in (Op.B, Op.I):
             counted = live.get(("given", stage, m), 0)  # among what the last layer has
             for at, layer in reversed(layers):
@@ -96,7 +98,7 @@ def peak_bytes(program: Program, stages, rank: int, tell=lambda *_: None) -> int
                     note(layer.transient_bytes - counted)
                 counted *= op is Op.I  # a half keeps it for the other, among what it leaves
                 live["held", stage, m, at] = layer.held_after_input if op is Op.I else 0
-            if stage:
+            if stage not in firsts:
                 live["returned", stage, m] = one.input_bytes
         elif op is Op.W:
             for at, layer in reversed(layers):
@@ -144,10 +146,30 @@ def programs(request):
             yield program, size
 
 
-def fitting(program, models, partition, memory):
+def stages_of(program, model, partition, link):
+    """The costs of all stages; both copies of one are trained, and their gradients summed."""
+    stages = model.of_stages(partition)
+    if program.placement.directions == 1:
+        return stages
+    summed = [
+        replace(
+            stage,
+            optimizer_ns=round(
+                sum(
+                    layer.optimizer_ns + round(layer.gradient_bytes / link.bytes_per_s * 1e9)
+                    for layer in stage.layers
+                )
+            ),
+        )
+        for stage in stages
+    ]
+    return summed * 2
+
+
+def fitting(program, models, partition, memory, link):
     """The costs of stages for each least choice of what recomputes for a partition to fit."""
     num = program.num_stages
-    by_mode = [models[mode].of_stages(partition) for mode in (False, True)]
+    by_mode = [stages_of(program, models[mode], partition, link) for mode in (False, True)]
     found: list[set[int]] = []
     peaks: dict[tuple, int] = {}
     for number in range(num + 1):
@@ -169,12 +191,13 @@ def _peak(program, stages, rank, peaks):
     return peaks[rank, own]
 
 
-def least_ns(program, stages) -> int:
+def least_ns(program, stages) -> float:
     """No step is shorter than the work of a rank."""
-    busy = [0] * program.world_size
+    num = program.num_microbatches / program.placement.directions
+    busy = [0.0] * program.world_size
     for rank, stage in zip(program.placement.ranks, stages, strict=True):
         backward = min(stage.backward_ns, stage.input_ns + stage.weight_ns)
-        busy[rank] += program.num_microbatches * (stage.forward_ns + backward)
+        busy[rank] += num * (stage.forward_ns + backward)
     return max(busy)
 
 
@@ -184,9 +207,11 @@ def best_step_ns(request, costs) -> int | None:
     for program, size in programs(request):
         models = {mode: costs.by_setting[size, mode] for mode in (False, True)}
         tasks = []
-        for partition in partitions(len(models[False].layers), program.num_stages):
-            if best is None or least_ns(program, models[False].of_stages(partition)) < best:
-                fits = fitting(program, models, partition, request.memory_bytes)
+        link = costs.link
+        for partition in partitions(len(models[False].layers), program.placement.depth):
+            quickest = stages_of(program, models[False], partition, link)
+            if best is None or least_ns(program, quickest) < best:
+                fits = fitting(program, models, partition, request.memory_bytes, link)
                 tasks += [(least_ns(program, stages), stages) for stages in fits]
         tasks.sort(key=lambda task: task[0])
         for start in range(0, len(tasks), AT_ONCE):
@@ -195,6 +220,6 @@ def best_step_ns(request, costs) -> int | None:
                 for least, stages in tasks[start : start + AT_ONCE]
                 if best is None or least < best
             ]
-            steps = _steps(some, costs.link, request.meets) if some else []
+            steps = _steps(some, link, request.meets) if some else []
             best = min([*steps, *([best] if best is not None else [])])
     return best

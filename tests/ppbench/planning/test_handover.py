@@ -157,3 +157,16 @@ def test_the_configuration_of_a_plan_is_handed_over(tmp_path, schedule):
     assert (case.schedule == "interleaved_1f1b") == (schedule != "auto")
     assert program_of(case).actions == program.actions
     assert (case.train_microbatch_size, case.recompute, case.seq_len) == (3, recompute, 64)
+
+
+def test_two_ways_are_handed_over_to_ppbench_alone(tmp_path):
+    program = build_program("chimera", 2, 4)
+    recompute = (True, False, False, True)
+    stages = {"train_recompute": True, "train_recompute_stages": recompute}
+    handover = write_handover(case_with(program, (5, 3), **stages), program, tmp_path, "best")
+    ((case, _),) = read_sweep(handover.form("sweep").path, [], "cpu").cases
+    assert (case.schedule, case.model_partition, case.recompute) == ("chimera", (5, 3), recompute)
+    assert read_csv(handover.form("program").path).placement == program.placement
+    for form in ("megatron", "torchtitan"):
+        assert "cannot put a stage on two ranks" in handover.form(form).refusal
+    assert handover.torchtitan_schedule == ""

@@ -38,7 +38,7 @@ def drawn_layer(drawn, message_bytes, *, recompute):
 
 def cases():
     for p in (1, 2, 3, 4):
-        for name in (name for name, schedule in SCHEDULES.items() if not schedule.is_two_way):
+        for name in SCHEDULES:
             for v in (1, 2):
                 for m in (4, 6, 8):
                     try:
@@ -60,9 +60,10 @@ def measured_step(program, stages, rank, message_bytes):
             levels.append(Level(start + 9, after))
             stage, op, microbatch = action
             spans.append(Span(0, rank, Lane.COMPUTE, stage, op, microbatch, start, start + 8, 0))
-            last, ranks = len(stages) - 1, program.placement.ranks
+            depth, ranks = program.placement.depth, program.placement.ranks
             to = stage + 1 if op is Op.F else stage - 1
-            if op is not Op.W and 0 <= to <= last and ranks[to] != rank:
+            is_here = to // depth == stage // depth
+            if op is not Op.W and is_here and ranks[to] != rank:
                 blocks.append(Block(start + 1, start + 9, message_bytes))
         else:
             levels.append(Level(start - 1, bytes_on_its_way[-1]))
@@ -82,17 +83,18 @@ def test_a_plan_predicts_what_the_trainer_predicts_of_its_program(recompute):
         message_bytes = drawn.randint(1, 40)
         layers = [
             drawn_layer(drawn, message_bytes, recompute=recompute)
-            for _ in range(program.num_stages + 3)
+            for _ in range(placement.depth + 3)
         ]
         model = ModelCosts(layers[0], tuple(layers[1:-1]), layers[-1])
         costs = costs_of({(1, recompute): model}, LinkCosts())
         shape = Shape(program.schedule, placement, 1, m)
         table = StageTable({recompute: model})
         fit = Fit(shape, program, table, costs, "none", meets=False)
-        partition = (range(2), *(range(at + 1, at + 2) for at in range(1, program.num_stages)))
+        partition = (range(2), *(range(at + 1, at + 2) for at in range(1, placement.depth)))
         layout = Layout(partition, (recompute,) * program.num_stages)
         stages, lowered = table.of_all(*layout), lower(program)
-        messages = [message_bytes] * (program.num_stages - 1)
+        last = program.num_stages - 1
+        messages = [0 if placement.is_last(at) else message_bytes for at in range(last)]
         known = Messages(messages, messages, is_posted=False, is_queued=False)
         for rank, planned in enumerate(fit.peaks(layout)):
             step = measured_step(program, stages, rank, message_bytes)

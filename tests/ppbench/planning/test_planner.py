@@ -9,7 +9,7 @@ from worlds import FAMILIES, HEAD, LAYER, MIB, costs_of, world
 from engine.plan.check import check
 from engine.plan.lower import lower
 from engine.plan.model_costs import NOTHING, LinkCosts, ModelCosts
-from engine.plan.program import loop_placement, v_placement
+from engine.plan.program import loop_placement, two_way_placement, v_placement
 from engine.plan.sizes import size_text
 from ppbench.display.units import size as size_of
 from ppbench.planning.plan import Loss, NoPlanError, PlanRequest
@@ -299,9 +299,32 @@ def test_the_words_say_which_rank_has_which_layers():
     ) in told_with(found, layers=(0, 4, 3, 1))
 
 
+def test_two_ways_have_both_copies_of_a_stage_with_their_parameters_and_sums():
+    gradients = replace(LAYER, gradient_bytes=5 * MIB)
+    model = ModelCosts(NOTHING, (gradients,) * 4, NOTHING)
+    costs = costs_of({(1, False): model}, LinkCosts(0, 5e9))
+    request = replace(REQUEST, schedules=("chimera",), stages_per_rank=(2,))
+    first = make_plan(request, costs, effort=EFFORT).first
+    assert sum(first.configuration.layers) == 4
+    assert len(first.configuration.recompute) == 4
+    assert "Rank 0: stage 0 (embedding, layers 0 to 1), stage 3 (as stage 1)." in " ".join(
+        make_plan(request, costs, effort=EFFORT).sentences
+    )
+    # Of 4 layers each rank keeps all, and their gradients; it holds a microbatch at least.
+    assert min(first.peak_bytes) >= 4 * (20 + 5) * MIB + 2 * 10 * MIB
+    free = make_plan(request, replace(costs, link=LinkCosts()), effort=EFFORT).first
+    sums_ns = 4 * round(5 * MIB / 5e9 * 1e9)
+    assert first.step_ns - free.step_ns >= sums_ns
+    assert first.bound_ns >= free.bound_ns + sums_ns
+
+
 @pytest.mark.parametrize(
     ("placement", "words"),
-    [(loop_placement(9, 2), "round the ranks"), (v_placement(9), "down the ranks and back up")],
+    [
+        (loop_placement(9, 2), "round the ranks"),
+        (v_placement(9), "down the ranks and back up"),
+        (two_way_placement(9), "down the ranks, and a copy of each up them"),
+    ],
 )
 def test_of_many_ranks_the_words_say_how_stages_lie_on_them(placement, words):
     nine = {"ranks": 9, "stages_per_rank": 2, "placement": placement, "layers": (1,) * 18}

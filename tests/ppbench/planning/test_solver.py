@@ -14,7 +14,14 @@ from engine.plan.check import check
 from engine.plan.lower import lower
 from engine.plan.period import period_ns
 from engine.plan.predict import Durations
-from engine.plan.program import Placement, from_csv, loop_placement, to_csv, v_placement
+from engine.plan.program import (
+    Placement,
+    from_csv,
+    loop_placement,
+    to_csv,
+    two_way_placement,
+    v_placement,
+)
 from engine.plan.walk import FREE_TRANSFERS, TransferModel
 from ppbench.planning.solver.bounds import lower_bound
 from ppbench.planning.solver.problem import NoProgramError, Problem, counted
@@ -119,6 +126,31 @@ def test_small_problems_are_solved_as_well_as_can_be_and_the_bound_is_never_abov
             assert solution.step_ns <= 1.01 * least
     assert num_proved >= (300 if is_thorough else 6)
     assert num_equal >= 0.9 * num_proved
+
+
+def test_the_bound_of_two_directions_is_never_above_the_least_step(is_thorough):
+    num_proved = num_equal = 0
+    for seed in range(200 if is_thorough else 6):
+        random_ = random.Random(seed)
+        p, m = random_.choice([(2, 2), (2, 4), (4, 2), (4, 4)])
+        placement = two_way_placement(p)
+        times = [tuple(random_.randint(20, 150) for _ in placement.ranks) for _ in range(3)]
+        taken = tuple(random_.randint(3, 9) for _ in placement.ranks)
+        left = tuple(random_.randint(0, held) for held in taken)
+        transfers = TransferModel(random_.choice([0, 10, 20]))
+        problem = Problem(placement, m, Durations(*times), (99,) * p, taken, left, transfers)
+        part = random_.uniform(1, 3)
+        limits = tuple(int(least * part) for least in problem.least_limits)
+        problem = repeated(replace(problem, limits=limits), seed)
+        within = m * sum(map(sum, times)) + sum(problem.optimizers) + 8 * m * p * 20
+        least = least_step(problem, within, 20 if is_thorough else 3)
+        if least is not None:
+            bound = lower_bound(problem)
+            num_proved += 1
+            num_equal += bound == least
+            assert 0.5 * least < bound <= least
+    assert num_proved >= (150 if is_thorough else 3)
+    assert num_equal >= 0.1 * num_proved
 
 
 @pytest.mark.parametrize("limit", [32, 48, 64])
