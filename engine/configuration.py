@@ -16,7 +16,7 @@ from engine.model.stage_module import Model, ModelError
 from engine.plan.action import RECV_OPS, SEND_OPS
 from engine.plan.check import check
 from engine.plan.collective_rules import with_checked_collectives
-from engine.plan.collectives import CollectivePolicy, DataParallel
+from engine.plan.collectives import CollectivePolicy, DataParallel, with_sums_of_copies
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.messages import Edge, edge_of
 from engine.plan.program import TRAIN, Program
@@ -128,8 +128,8 @@ def lowered_of(config: TrainerConfig) -> Program:
     program = program_of(config)
     lowered = lower(program, config.policy, config.look_ahead)
     if config.replicas > 1:
-        lowered = with_checked_collectives(lowered, program, config.sharding)
-    return lowered
+        return with_checked_collectives(lowered, program, config.sharding)
+    return with_sums_of_copies(lowered)
 
 
 def edges_of(lowered: Program) -> list[Edge]:

@@ -6,7 +6,7 @@ Rank 0 looks at the model to know the size of every message; no rank holds weigh
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -43,7 +43,7 @@ class EmulatedStages:
         return self._batch
 
     def runner(self, trainer: Trainer, flight: Flight) -> PipelineRunner:
-        """Runs these stages; replicas meet in their collectives, over gloo."""
+        """Runs these stages; replicas meet in their collectives, over gloo, as copies do."""
         agreement, fabric, emulation = trainer.agreement, trainer.fabric, self._emulation
         program, messages = agreement.lowered, agreement.messages
         wake_on_time()  # before the lane's thread, which inherits it
@@ -59,23 +59,40 @@ class EmulatedStages:
         }
         collectives = None
         if trainer.config.replicas > 1:
-            meeting = _Meeting(fabric, trainer.counterparts)
+            clocks = fabric.gather_objects(clock_identity(), trainer.counterparts)
+            meeting = _Meeting(fabric, trainer.counterparts, clocks)
             lane = HostLane(trainer.rank, trainer.replica, flight)
             collectives = EmulatedCollectives(emulation, meeting.meet, lane)
         delays_ns = emulation.delays_ns(edges_of(program))
-        return PipelineRunner(agreement, fabric, stages, flight, collectives, delays_ns=delays_ns)
+        parts = agreement, fabric, stages, flight, collectives
+        if trainer.config.replicas > 1 or not program.has_collectives:
+            return PipelineRunner(*parts, delays_ns=delays_ns)
+        clocks = fabric.gather_objects(clock_identity(), trainer.pipeline)
+        meetings = {
+            stage: _Meeting(
+                fabric,
+                tuple(trainer.pipeline[rank] for rank in owners),
+                [clocks[rank] for rank in owners],
+            )
+            for stage in stages
+            if len(owners := sorted(program.placement.owners_of(stage))) > 1
+        }
+
+        def sum_copies(stage: int) -> None:
+            emulation.reduce(stage, meetings[stage].meet)
+
+        return PipelineRunner(*parts, delays_ns=delays_ns, sum_copies=sum_copies)
 
     def close(self) -> None:
         """Do nothing: they hold no resources."""
 
 
 class _Meeting:
-    """Where a rank meets its counterparts in the other replicas."""
+    """Where a rank meets its counterparts in the other replicas, or who has copies of a stage."""
 
-    def __init__(self, fabric: Fabric, counterparts: Processes) -> None:
-        """Collective over the counterparts, which are connected."""
-        self._group = fabric.group_of(counterparts)
-        clocks = fabric.gather_objects(clock_identity(), counterparts)
+    def __init__(self, fabric: Fabric, members: Processes, clocks: Sequence[str | None]) -> None:
+        """The members are connected; `clocks` are those of their machines."""
+        self._group = fabric.group_of(members)
         self._is_one_clock = all(is_same(clocks[0], clock) for clock in clocks)
 
     def meet(self) -> int:

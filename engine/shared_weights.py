@@ -44,6 +44,7 @@ class _Summed:
     parameter: nn.Parameter
     ranks: Ranks
     is_first: bool  # this rank is the first of them
+    part: int | None  # of the model, if its copies alone own it
 
 
 def _sum_part(part: Sequence[nn.Parameter], sum_all: Callable[[Tensor], None]) -> None:
@@ -85,7 +86,7 @@ class SharedWeights:
             replace(one, owners=tuple((s, name) for own, name in one.owners for s in copies(own)))
             for one in weights
         ]
-        self._tied = list(weights)
+        self._tied, self._depth = list(weights), placement.depth
         if placement.directions > 1:
             known = {owner for weight in weights for owner in weight.owners}
             for first in range(placement.depth):
@@ -112,16 +113,29 @@ class SharedWeights:
             stage, name = next(owner for owner in weight.owners if owner[0] in modules)
             parameter = modules[stage].own_parameters()[name]
             if parameter.requires_grad:
-                self._summed.append(_Summed(parameter, owners, rank == owners[0]))
+                parts = {own % placement.depth for own, _ in weight.owners}
+                alone = parts.pop() if len(parts) == 1 else None
+                self._summed.append(_Summed(parameter, owners, rank == owners[0], alone))
 
-    def sum_gradients(self, sum_over: SumOver, pieces_of: PiecesOf) -> None:
+    def sum_gradients(
+        self, sum_over: SumOver, pieces_of: PiecesOf, *, has_copies: bool = True
+    ) -> None:
         """Blocks until the other owners are here. All end with the same sum, bit for bit.
 
-        What the same ranks own goes together, a bucket at a time.
+        `has_copies`: what the copies of one stage own is among it.
         """
+        self._sum(sum_over, pieces_of, [s for s in self._summed if has_copies or s.part is None])
+
+    def sum_copies(self, stage: int, sum_over: SumOver, pieces_of: PiecesOf) -> None:
+        """Sum what a stage and its copy alone own, as `sum_gradients`."""
+        part = stage % self._depth
+        self._sum(sum_over, pieces_of, [one for one in self._summed if one.part == part])
+
+    def _sum(self, sum_over: SumOver, pieces_of: PiecesOf, every: Sequence[_Summed]) -> None:
+        """Sum some gradients; what the same ranks own goes together, a bucket at a time."""
         buckets: dict[tuple[Ranks, torch.dtype], list[list[nn.Parameter]]] = {}
         filled = Counter[tuple[Ranks, torch.dtype]]()  # bytes in the last bucket of each
-        for summed in self._summed:
+        for summed in every:
             for piece in pieces_of(summed.parameter):
                 key = summed.ranks, piece.own.dtype
                 some = buckets.setdefault(key, [[]])

@@ -346,8 +346,18 @@ class Trainer:
                 self.fabric.sum_over(loss, self.counterparts)
             if self.config.trains:
                 # Blocks until the other owners are here. All end with the same sum, bit for bit.
-                self.shared.sum_gradients(self._sum_over_ranks, self.pieces_of)
+                how = self._sum_over_ranks, self.pieces_of
+                self.shared.sum_gradients(*how, has_copies=not self._sums_copies_in_program)
         return loss, batch.num_tokens
+
+    @property
+    def _sums_copies_in_program(self) -> bool:
+        """Whether the program has the sums of copies; of several replicas it has others."""
+        return self.config.replicas == 1 and self.lowered.has_collectives
+
+    def sum_copies(self, stage: int) -> None:
+        """Sum the gradients of a stage with those of its copy. Blocks until the other is here."""
+        self.shared.sum_copies(stage, self._sum_over_ranks, self.pieces_of)
 
     def _sum_over_ranks(self, tensor: Tensor, ranks: Ranks) -> None:
         self.fabric.sum_over(tensor, tuple(self.pipeline[rank] for rank in ranks))
@@ -447,7 +457,8 @@ class ModelStages:
         if devices.is_accelerator(trainer.device):
             limit = IssueLimit(trainer.device, trainer.config.issue_ahead)
         parts = trainer.agreement, trainer.fabric, stages, flight, trainer.shards, limit
-        return PipelineRunner(*parts)
+        sum_copies = trainer.sum_copies if trainer.config.replicas == 1 else None
+        return PipelineRunner(*parts, sum_copies=sum_copies)
 
     def close(self) -> None:
         """End the loader's processes."""
@@ -466,6 +477,7 @@ class PipelineRunner(Executor):
         collectives: Collectives | None = None,
         issue_limit: IssueLimit | None = None,
         delays_ns: Mapping[Edge, int] | None = None,
+        sum_copies: Callable[[int], None] | None = None,
     ) -> None:
         """Open the channels; collective over the ranks of the replica.
 
@@ -482,7 +494,7 @@ class PipelineRunner(Executor):
             delays_ns=delays_ns,
         )
         known = program, place.rank, stages, channels, fabric.clock, messages, flight
-        super().__init__(*known, collectives, place.replica, issue_limit)
+        super().__init__(*known, collectives, place.replica, issue_limit, sum_copies)
         if not is_variable:  # else the first microbatch does not tell what others cost
             self.messages = Messages(
                 [message_bytes(m) for m in messages],

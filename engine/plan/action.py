@@ -26,7 +26,7 @@ class Op(StrEnum):
     OPT = "OPT"  # optimizer step of a rank; belongs to no stage and no microbatch
     UNSHARD = "UNSHARD"  # begin to gather a stage's parameters; never blocks, its computations wait
     RESHARD = "RESHARD"  # free what was gathered; sends nothing
-    REDUCE_GRAD = "REDUCE_GRAD"  # begin to sum a stage's gradients over replicas; never blocks
+    REDUCE_GRAD = "REDUCE_GRAD"  # begin to sum a stage's gradients over its owners; never blocks
     NORM = "NORM"  # sum the gradients' squares over all ranks; each waits for all
 
 

@@ -11,6 +11,10 @@ most, and the same with one stage of look-ahead:
 UNSHARD and REDUCE_GRAD only begin what they name. A rank's collectives are done in its order, by
 the same rank of all replicas. As all replicas have one program, none waits for another in a circle.
 
+Where two pipelines go over the ranks of one replica, each stage is on two ranks. Their gradients
+are summed when a rank has computed all, one part of the model after the other: the same order on
+all ranks, so that none waits for another in a circle.
+
 ZeRO's stages are those of arXiv 1910.02054; DDP is arXiv 2006.15704, FSDP arXiv 2304.11277.
 """
 
@@ -198,6 +202,18 @@ def with_collectives(lowered: Program, program: Program, policy: CollectivePolic
                 before[-1].append(action)
         first, *others = before
         rows.append(_placed(row, first, (([], group) for group in others)))
+    return replace(lowered, actions=Table.of(rows))
+
+
+def with_sums_of_copies(lowered: Program) -> Program:
+    """The program of one replica with the sums of the gradients of stages that two ranks have."""
+    placement, rows = lowered.placement, []
+    if placement.directions == 1 or not lowered.has_backward:
+        return lowered
+    for rank, row in enumerate(lowered.actions):
+        own = sorted(placement.stages_of(rank), key=lambda stage: stage % placement.depth)
+        summed = [stage for stage in own if len(placement.owners_of(stage)) > 1]
+        rows.append((*row, *(_collective(stage, Op.REDUCE_GRAD) for stage in summed)))
     return replace(lowered, actions=Table.of(rows))
 
 

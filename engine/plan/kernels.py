@@ -229,7 +229,8 @@ def walk(
     `shape` is (steps K, replicas D, microbatches, stages, links). A walker is a rank of a replica,
     d x p + r; what is by step and replica lies one behind the other, (d x K + k) times its length.
     `table`: offset, op, stage, column, `awaits`, the collective of the row that an action waits
-    for, and `mates`, the backward that a forward is one with. `took` is by replica, step and
+    for, `mates`, the backward that a forward is one with, and `copies`, the other REDUCE_GRAD of
+    one replica whose stages are on two ranks. `took` is by replica, step and
     action; a message's at its SEND. `walkers`: where each stands in its row, in which step, since
     when it is free, what it did last, what it is blocked on, and the stack of those to go on.
     `links`: when each is there, NONE before or MADE, and what brought it.
@@ -239,7 +240,7 @@ def walk(
     before. `why`: by action what ended for it to start, by message what ended for it to move; both
     may be empty. Returns a RECV that would get another microbatch's message, or NONE.
     """
-    offset, op, stage, column, awaits, mates = table
+    offset, op, stage, column, awaits, mates, copies = table
     needed, made, _, edge, user = kinds
     num_steps, replicas, width, num_stages, num_links = shape
     position, step, now, latest, blocked, stack, ends = walkers
@@ -250,6 +251,7 @@ def walk(
     num_ranks, size = len(offset) - 1, len(op)
     top, has_why, is_explicit = len(stack), len(cause) > 0, len(lines[0]) > 0
     is_joined, has_pairs = len(awaits) > 0, len(mates) > 0
+    has_copies = len(copies) > 0 and replicas == 1
     first, last, behind, todo, is_todo = queue
     num_lines = len(is_todo)
     while top > 0:
@@ -408,19 +410,31 @@ def walk(
                 free, before = end[own], own
             else:
                 start[own] = free
-                come = k * size + at
+                other = copies[at] if has_copies else NONE
+                come = k * size + (min(at, other) if other != NONE else at)
+                num_ends = replicas if other == NONE else 2
                 num_come[come] += 1
-                if num_come[come] == replicas:
+                if num_come[come] == num_ends:
+                    # The same place on all replicas, or two places of one on two ranks.
+                    away = rank
+                    if other != NONE:
+                        away = 0
+                        while offset[away + 1] <= other:
+                            away += 1
                     ready = 0
-                    for each in range(replicas):
+                    for each in range(num_ends):
                         theirs, lane = (each * num_steps + k) * size + at, each * num_ranks + rank
+                        if other != NONE and each == 1:
+                            theirs, lane = k * size + other, away
                         start[theirs] = max(start[theirs], lane_ns[lane])
                         ready = max(ready, start[theirs])
-                    for each in range(replicas):
+                    for each in range(num_ends):
                         theirs, lane = (each * num_steps + k) * size + at, each * num_ranks + rank
+                        if other != NONE and each == 1:
+                            theirs, lane = k * size + other, away
                         moves[theirs] = ready
                         end[theirs] = lane_ns[lane] = ready + took[theirs]
-                        waiting = each * num_ranks + rank
+                        waiting = lane
                         if blocked[waiting] == NONE - 1 - theirs:
                             blocked[waiting], stack[top] = NONE, waiting
                             top += 1

@@ -23,7 +23,7 @@ from engine.arrays import Ints, listed, maker, run
 from engine.plan import kernels
 from engine.plan.action import COMPUTE_OPS, JOINING_OPS, NO_INDEX, OPS, SEND_OPS, Action, Op
 from engine.plan.check import check, explain
-from engine.plan.collectives import CollectivePolicy, with_collectives
+from engine.plan.collectives import CollectivePolicy, with_collectives, with_sums_of_copies
 from engine.plan.lower import lower
 from engine.plan.messages import counterpart, outgoing
 from engine.plan.program import Placement, Program
@@ -361,7 +361,8 @@ def predict_replicas(
     """The step of replicas of a program, each with its durations.
 
     `collectives` has for how long UNSHARD and REDUCE_GRAD of each stage move bytes. The program has
-    its own collectives and transfers, or gets those of the policy and of `lower`. Raises
+    its own collectives and transfers, or gets those of the policy and of `lower`; one replica has
+    the sums of the copies of its stages. Raises
     ProgramError if it is illegal or could hang, ValueError where transfers are to block their
     sender, which is not predicted here, or where times are not of its stages.
     """
@@ -370,7 +371,10 @@ def predict_replicas(
     if any(each.pair_ns is None for each in durations):
         program = program.in_order()
     check(program)
-    lowered = with_collectives(lower(program), program, policy)
+    if len(durations) == 1:
+        lowered = with_sums_of_copies(lower(program.without_collectives()))
+    else:
+        lowered = with_collectives(lower(program), program, policy)
     num_stages = lowered.num_stages
     messages = dict.fromkeys(SEND_OPS, (transfers.duration_ns,) * num_stages)
     others: dict[Op, Sequence[int]] = {**messages, **collectives}

@@ -63,6 +63,10 @@ class Placement:
         """The stages that have one part of the model."""
         return range(part, self.num_stages, self.depth)
 
+    def owners_of(self, stage: int) -> frozenset[int]:
+        """The ranks that have a stage or a copy of it."""
+        return frozenset(self.ranks[copy] for copy in self.copies_of(stage % self.depth))
+
     def is_last(self, stage: int) -> bool:
         """Whether a stage has the end of the model, and the loss."""
         return stage % self.depth == self.depth - 1
@@ -152,6 +156,23 @@ class Program:
     def num_computations(self) -> int:
         """The number of actions that are neither transfers nor collectives."""
         return sum(self._num_of(COMPUTE_OPS))
+
+    @cached_property
+    def sums_of_copies(self) -> array[int]:
+        """By index in the table, of a REDUCE_GRAD that of a copy on another rank; else NONE.
+
+        Empty where there is one direction.
+        """
+        table, places, found = self.table, dict[int, list[int]](), array("q")
+        if self.placement.directions > 1:
+            found = array("q", [kernels.NONE]) * table.num_actions
+            for at in range(table.num_actions):
+                if table.op[at] == kernels.REDUCE_GRAD:
+                    places.setdefault(table.stage[at] % self.placement.depth, []).append(at)
+        for ends in places.values():
+            if len(ends) == 2:
+                found[ends[0]], found[ends[1]] = ends[1], ends[0]
+        return found
 
     @property
     def has_backward(self) -> bool:

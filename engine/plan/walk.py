@@ -21,6 +21,8 @@ replicas, and then moves bytes for as long as each replica is given:
     replica 1   0B1 ........... |REDUCE_GRAD ======|
                     ^ begins     ^ ready           ^ ends
 
+Where one replica has each stage on two ranks, a REDUCE_GRAD joins these two instead.
+
 A computation waits for the latest UNSHARD of its stage before it in its row, OPT and NORM for all
 collectives before them; RESHARD takes no time. All ranks of all replicas are needed for a NORM, and
 each waits for it.
@@ -326,12 +328,13 @@ def _lines(placement: Placement, sharing: Sharing, made_by: Maker) -> tuple[Ints
 
 
 def _table_of(program: Program, made_by: Maker) -> tuple[Arrays, int]:
-    """The table with the collective that each action waits for, if any; and its `columns_of`."""
+    """The table with what each action waits for or is one with; and its `columns_of`."""
     table, width = columns_of(program, made_by)
-    mates = made_by(0, 0)
+    mates, copies = made_by(0, 0), made_by(0, 0)
     mates.extend(program.mates)
     if not program.has_collectives:
-        return (*table, made_by(0, 0), mates), width
+        return (*table, made_by(0, 0), mates, copies), width
+    copies.extend(program.sums_of_copies)
     latest, awaits = made_by(NONE, program.num_stages), made_by(NONE, len(table[1]))
     run(len(awaits), kernels.find_awaited, *table[:3], latest, awaits)
-    return (*table, awaits, mates), width
+    return (*table, awaits, mates, copies), width

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.model.stage_module import Message, gradient_message
-from engine.plan.action import Action, Op
+from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.messages import Edge
 from engine.plan.predict import Durations
 from engine.run.collective_lane import CollectiveLane, Job
@@ -72,6 +72,10 @@ class Emulation:
         """Nanoseconds that an UNSHARD or REDUCE_GRAD moves bytes."""
         times = self.gather_ns if action.op is Op.UNSHARD else self.reduce_ns
         return times[action.stage] if times else 0
+
+    def reduce(self, stage: int, meet: Callable[[], int]) -> None:
+        """Take the time of a stage's REDUCE_GRAD, since when all of its owners are there."""
+        _sleep_until(meet() + self.collective_ns(Action(stage, Op.REDUCE_GRAD, NO_INDEX)))
 
 
 class EmulatedStage:

@@ -6,7 +6,8 @@
                                   W   the weight gradients that were put off
                                   SEND_*  hand what was kept to the channel
                                   RECV_*  post a buffer on the channel
-                                  UNSHARD, RESHARD, REDUCE_GRAD  begin it on the lane of collectives
+                                  UNSHARD, RESHARD, REDUCE_GRAD  begin it on its lane; of one
+                                  replica, sum a stage's gradients with its copy's
 
 The halves of a pair run in order, once both have their input. What they make is sent when both are
 over.
@@ -90,10 +91,13 @@ class Executor(Runner):
         collectives: Collectives | None = None,
         replica: int = 0,
         issue_limit: IssueLimit | None = None,
+        sum_copies: Callable[[int], None] | None = None,
     ) -> None:
         """`collectives` does those of the program, where it has any.
 
-        `issue_limit` bounds how far the host runs ahead of a device; None: not at all.
+        `sum_copies` sums a stage's gradients with those of its copy, where one replica has two;
+        it blocks until the other is there. `issue_limit` bounds how far the host runs
+        ahead of a device; None: not at all.
         """
         super().__init__(rank, replica, clock, flight)
         self._lowered, self._row = lowered, lowered.actions[rank]
@@ -118,6 +122,11 @@ class Executor(Runner):
             Op.RECV_F: self._receive,
             Op.RECV_B: self._receive,
         }
+        if sum_copies is not None:
+            add: Callable[[int], None] = sum_copies
+            self._operations[Op.REDUCE_GRAD] = lambda action: self.perform(
+                action, add, action.stage
+            )
         self._collectives = collectives
         if collectives is not None:
             begin: Callable[[Action], None] = collectives.begin

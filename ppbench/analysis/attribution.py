@@ -17,8 +17,9 @@ step follows the one that it did follow, so that what one is late by costs the n
 step that does not begin so on all ranks, as after a pause, is walked over alone if others could
 overlap it: 5 is then what its windows have more than its makespan, and comes last.
 
-Replicas that train together are replayed together, joined at their collectives. Up to 3 all are
-alike and the collectives take no time; before 4 come
+Replicas that train together are replayed together, joined at their collectives, as the two copies
+of a stage are where one replica has two pipelines (which leaves out 3b). Up to 3 all are alike and
+the collectives take no time; before 4 come
 
     3a  the collectives' mean times               more: exposed collective
     3b  each replica's own mean times             more: replica skew
@@ -99,8 +100,8 @@ class Attribution:
 
 def parts_in(rows: pd.DataFrame) -> tuple[str, ...]:
     """The parts that rows of an attribution have: those of replicas where there are any."""
-    has_replicas = "skew_ns" in rows and rows["skew_ns"].notna().any()
-    return REPLICA_PARTS if has_replicas else PARTS
+    known = set(PARTS) | {one for one in REPLICA_PARTS if one in rows and rows[one].notna().any()}
+    return tuple(part for part in REPLICA_PARTS if part in known)
 
 
 def attribute(
@@ -129,7 +130,11 @@ def attribute(
     replicas: ReplicaCosts | None = None
     if num_replicas > 1 or lowered.has_collectives:
         replicas, parts = replica_costs(costs, spans, moved, joined), REPLICA_PARTS
-        chain += [replicas.alike().times(lowered), replicas.times(lowered)]
+        chain.append(replicas.alike().times(lowered))
+    if num_replicas > 1 and replicas is not None:
+        chain.append(replicas.times(lowered))
+    elif replicas is not None:  # its stages are on two ranks
+        parts = tuple(part for part in REPLICA_PARTS if part != "skew_ns")
     steps = [int(str(step)) for step in of_ranks.index.unique("step")]
     follows = of_ranks["follows"].groupby("step").all()
     # A step that no other can overlap is as long alone as in a row.

@@ -6,6 +6,8 @@ A collective is one only once all replicas have come to it:
     replica 1             REDUCE_GRAD |=======|
                                       ^ ready: the latest start of all replicas
 
+Where one replica has each stage on two ranks, its copies stand for the replicas.
+
 Where a rank does several of one stage and op in a step, their order in time tells them apart: ranks
 do their collectives one after the other, in the same order on all replicas.
 """
@@ -19,14 +21,14 @@ import pandas as pd
 from engine.plan.action import JOINING_OPS, Op
 
 _SAME = ["step", "rank", "op", "stage", "number"]
-"""Columns that a collective has in common on all replicas."""
+"""Columns that a collective has in common at all ends."""
 
 Moving = Mapping[tuple[Op, int], int]
 """Mean nanoseconds in which the bytes of a collective move, by op and stage."""
 
 
 def collectives(spans: pd.DataFrame) -> pd.DataFrame:
-    """One row per collective and replica, indexed like `spans`, which are of all replicas.
+    """One row per collective and end of it, indexed like `spans`, which are of all replicas.
 
     Columns: those of `spans`, `number` (from 0, among those of its rank, stage and op in a step),
     `ready_ns`, `waiting_ns` and `moving_ns`, which add up to the span.
@@ -36,7 +38,11 @@ def collectives(spans: pd.DataFrame) -> pd.DataFrame:
     )
     own = ["step", "replica", "rank", "op", "stage"]
     numbered = taking_part.assign(number=taking_part.groupby(own, observed=True).cumcount())
-    latest = numbered.groupby(_SAME, observed=True)["start_ns"].transform("max")
+    same = numbered
+    if len(numbered) and (spans["replica"] == spans["replica"].iloc[0]).all():
+        depth = (int(spans["stage"].max()) + 1) // 2
+        same = numbered.assign(rank=0, stage=numbered["stage"] % max(1, depth))
+    latest = same.groupby(_SAME, observed=True)["start_ns"].transform("max")
     ready = latest.clip(upper=numbered["end_ns"])  # clocks agree up to an error
     return numbered.assign(
         ready_ns=ready,

@@ -219,7 +219,13 @@ def times_in(
         raise KeyError(columns.actions[int(is_missing.argmax())])
     ns = np.zeros_like(starts)
     ns[..., is_timed] = (ends - starts)[..., is_timed]
-    ready = starts[..., is_joined].max(axis=1, keepdims=True)
+    begun = starts
+    if replicas == 1 and program.has_collectives:  # the copies of a stage stand for the replicas
+        copies = np.array(program.sums_of_copies, np.int64)
+        one = np.flatnonzero(copies != _NONE)
+        begun = starts.copy()
+        begun[..., one] = np.maximum(starts[..., one], starts[..., copies[one]])
+    ready = begun[..., is_joined].max(axis=1, keepdims=True)
     ns[..., is_joined] = ends[..., is_joined] - ready
     over: dict[tuple[int, int], Ns] = {}  # when each channel is free
     places = {action: at for at, action in enumerate(columns.actions)}

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.plan.action import COMPUTE_OPS, Op
+from engine.plan.action import COMPUTE_OPS, JOINING_OPS, Op
 from ppbench.errors import UsageError
 
 Ns = npt.NDArray[np.int64]
@@ -69,6 +69,9 @@ def windows(
     np.minimum.at(own_begin, cell, start_ns)
     np.maximum.at(own_end, cell, end_ns)
     np.add.at(busy, cell, end_ns - start_ns)
+    joined = spans[spans["op"].isin([op.value for op in JOINING_OPS])]
+    cell_of_joined, _, joined_ns = times_by_cell(joined, steps)
+    np.maximum.at(own_end, cell_of_joined, joined_ns)  # a rank without an optimizer waits for it
     last = spans.groupby("step")["end_ns"].max()
     whole_begin, whole_end = (
         np.broadcast_to(of_steps.reindex(steps).to_numpy(np.int64)[:, None, None], shape)

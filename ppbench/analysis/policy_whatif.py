@@ -48,10 +48,10 @@ _NAMES: dict[type[CollectivePolicy], str] = {
 
 def other_sharing(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
     """The program that ran, with free collectives, replicas alike, and other policies."""
-    if len(run.costs.own) == 1:
-        return
     if run.lowered.has_collectives:
         yield replace(run, costs=run.costs.without_collectives()).answer("free collectives")
+    if len(run.costs.own) == 1:
+        return
     if any(own != run.costs.mean for own in run.costs.own):
         yield replace(run, costs=run.costs.alike()).answer("replicas alike")
     if not run.lowered.has_backward:  # no gradients are shared

@@ -15,7 +15,12 @@ from functools import lru_cache
 import pandas as pd
 
 from engine.plan.action import Op
-from engine.plan.collectives import CollectivePolicy, NoCollectives, add_collectives
+from engine.plan.collectives import (
+    CollectivePolicy,
+    NoCollectives,
+    add_collectives,
+    with_sums_of_copies,
+)
 from engine.plan.lower import Policy, lower
 from engine.plan.messages import Edge
 from engine.plan.program import Program, from_json
@@ -57,7 +62,7 @@ def posting_of(run: pd.Series) -> Posting:
 
 @lru_cache(maxsize=4)  # launches of one case follow each other, and have one program
 def program_in(text: str, posting: Posting) -> Program:
-    """The lowered program of a run's row."""
+    """The lowered program of a run's row, without collectives."""
     return posting.lower(from_json(text))
 
 
@@ -190,6 +195,8 @@ def _with_program(run: Modelled, program: Program) -> Modelled:
     lowered = run.posting.lower(program)
     if len(run.costs.own) > 1:
         lowered = add_collectives(lowered, run.policy)
+    else:
+        lowered = with_sums_of_copies(lowered)
     slices = [
         (cut * num_now / num_stages, (cut + 1) * num_now / num_stages) for cut in range(num_stages)
     ]

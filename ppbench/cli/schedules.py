@@ -121,13 +121,15 @@ def draw(
     from ppbench.display.predictions import figures_of, shape_text
     from ppbench.prediction import ProgramRequest, predict, program_of
     from ppbench.prediction.amounts import read_costs
-    from ppbench.prediction.replicas import read_replication
+    from ppbench.prediction.replicas import may_be_two_way, read_replication
     from ppbench.report.timeline.terminal import text_of_program
 
     costs = read_costs(cost)
-    replication = read_replication(replicas, sharding, collectives, replica_factors)
+    two_way = may_be_two_way(name)
+    given = replicas, sharding, collectives, replica_factors
+    replication = read_replication(*given, is_two_way=two_way)
     request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
-    program = program_of(request, MOST_DRAWN, is_replicated=replication is not None, mode=mode)
+    program = program_of(request, MOST_DRAWN, is_replicated=replicas > 1, mode=mode)
     prediction = predict(program, costs, replication=replication)
     figures = figures_of(prediction)
 

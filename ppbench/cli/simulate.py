@@ -80,20 +80,26 @@ def simulate(
     """Predict makespan, bubble and peak activations of a schedule, or of all."""
     from ppbench.prediction import ProgramRequest, predict, program_of
     from ppbench.prediction.amounts import read_costs, read_transfers
-    from ppbench.prediction.replicas import read_replication
+    from ppbench.prediction.replicas import may_be_two_way, read_replication
 
     conditions = (
         read_costs(cost),
         read_transfers(latency, bandwidth, message_bytes, overlaps=overlap),
-        read_replication(replicas, sharding, collectives, replica_factors),
+        read_replication(
+            replicas,
+            sharding,
+            collectives,
+            replica_factors,
+            is_two_way=schedule == ALL or may_be_two_way(schedule),
+        ),
     )
-    is_replicated = conditions[-1] is not None
+    has_collectives = conditions[-1] is not None
     request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
-    if held and is_replicated:
-        raise UsageError("--held: is for one pipeline; leave --replicas out")
+    if held and has_collectives:
+        raise UsageError("--held: leaves collectives out; leave --replicas and --collectives out")
     if schedule == ALL:
         return _compared(request, conditions, has_held=held, mode=mode)
-    program = program_of(request, is_replicated=is_replicated, mode=mode)
+    program = program_of(request, is_replicated=replicas > 1, mode=mode)
     prediction = predict(program, *conditions)
     from ppbench.display.predictions import amount, costs_text, figures_of
 
@@ -101,7 +107,7 @@ def simulate(
     overlapping = "beside compute" if moved.overlaps else "compute waits"
     takes = f"{amount(moved.duration_s)} s, {overlapping}" if moved.duration_s else "free"
     path_facts = {}
-    if not is_replicated:
+    if not has_collectives:
         path = prediction.critical_path()
         more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
         words = f"{' '.join(map(str, path[:SHOWN_OF_PATH]))}{more} ({counted(len(path), 'action')})"

@@ -33,6 +33,7 @@ from engine.plan.collectives import (
     Zero2,
     Zero3,
     with_collectives,
+    with_sums_of_copies,
 )
 from engine.plan.lower import Policy, lower
 from engine.plan.messages import edge_of
@@ -170,11 +171,13 @@ def _ns_of_each(listed: tuple[float, ...], num: int, share: float = 1.0) -> tupl
 def lowered_of(case: Case, program: Program | None = None) -> Program:
     """The program of a case, or the given one that was run instead, with its transfers.
 
-    Where there are replicas, it has their collectives too.
+    Where there are replicas, it has their collectives too, else the sums of copies of stages.
     """
     program = program or program_of(case)
     lowered = lower(program, Policy(case.transfer_policy), case.transfer_look_ahead)
-    return with_collectives(lowered, program, sharding_of(case)) if case.replicas > 1 else lowered
+    if case.replicas > 1:
+        return with_collectives(lowered, program, sharding_of(case))
+    return with_sums_of_copies(lowered)
 
 
 def prove(program: Program, case: Case) -> None:

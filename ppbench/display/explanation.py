@@ -134,9 +134,7 @@ def _idle_time(run: pd.Series, edges: pd.DataFrame) -> tuple[str, str]:
             varies = percent(run["op_variation"])
             cause = f"the time of an action varies by {varies} around its mean"
         case "collective":
-            cause = (
-                "ranks wait for parameters or gradients of all replicas, with nothing to compute"
-            )
+            cause = "ranks wait for parameters or gradients of all owners, with nothing to compute"
         case "skew":
             cause = _slow_replica_text(run)
         case "between":

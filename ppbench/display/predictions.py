@@ -18,7 +18,7 @@ def shape_text(prediction: Prediction) -> str:
     """Format the shape and the costs: `4 ranks, 8 microbatches, F=1 I=1 W=1`."""
     program, replication = prediction.program, prediction.replication
     counts = [counted(program.world_size, "rank")]
-    if replication is not None:
+    if replication is not None and replication.replicas > 1:
         sharding = sharding_text(replication.policy)
         counts.append(f"{counted(replication.replicas, 'replica')} sharing by {sharding}")
     if program.num_stages > program.world_size:
@@ -51,11 +51,13 @@ def figures_of(prediction: Prediction) -> dict[str, str]:
     if (replication := prediction.replication) is not None:
         gather, reduce = amount(replication.gather_s), amount(replication.reduce_s)
         facts = {
-            "replica factors": ", ".join(map(amount, replication.factors)),
             "collectives": f"gather {gather} s, reduce {reduce} s",
             "exposed collective": f"{amount(prediction.collective_s)} s",
-            "replica skew": f"{amount(prediction.skew_s)} s",
         }
+        if replication.replicas > 1:
+            factors = ", ".join(map(amount, replication.factors))
+            skew = f"{amount(prediction.skew_s)} s"
+            facts = {"replica factors": factors, **facts, "replica skew": skew}
     return {
         **facts,
         "makespan": f"{amount(prediction.makespan_s)} s",

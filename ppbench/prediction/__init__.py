@@ -173,7 +173,7 @@ class Prediction:
     def shape(self) -> dict[str, object]:
         """The schedule with its numbers of ranks, replicas, microbatches and stages."""
         program, of_replicas = self.program, dict[str, object]()
-        if (replication := self.replication) is not None:
+        if (replication := self.replication) is not None and replication.replicas > 1:
             sharding = sharding_text(replication.policy)
             of_replicas = {"replicas": replication.replicas, "sharding": sharding}
         return {

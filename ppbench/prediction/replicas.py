@@ -21,7 +21,7 @@ from engine.plan.collectives import (
 )
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError
-from engine.plan.schedules.registry import read_csv
+from engine.plan.schedules.registry import SCHEDULES, read_csv
 from ppbench.errors import UsageError, nearest
 from ppbench.prediction.amounts import NS_PER_S, read_amounts, read_quantity
 
@@ -78,21 +78,33 @@ def with_sharding(program: Program, written: Program, sharding: str | None) -> P
     return with_collectives(program, written, NoCollectives())
 
 
+def may_be_two_way(schedule: str) -> bool:
+    """Whether a schedule puts stages on two ranks; a file's may."""
+    known = SCHEDULES.get(schedule)
+    return schedule.endswith(".csv") or (known is not None and known.is_two_way)
+
+
 def read_replication(
     replicas: int,
     sharding: str | None,
     collectives: str | None,
     factors: str | None,
+    *,
+    is_two_way: bool = False,
 ) -> Replication | None:
-    """The replicas of a command line; None where there is one. Raises UsageError."""
+    """The replicas of a command line; None where there is one. Raises UsageError.
+
+    One whose stages are on two ranks, if `is_two_way`, has collectives too: their REDUCE_GRADs.
+    """
     given = {"--sharding": sharding, "--collectives": collectives, "--replica-factors": factors}
     if not 1 <= replicas <= MOST_REPLICAS:
         raise UsageError(f"--replicas: {replicas} is not from 1 to {MOST_REPLICAS:,}")
     if replicas == 1:
         for option, text in given.items():
-            if text is not None:
+            if text is not None and not (is_two_way and option == "--collectives"):
                 raise UsageError(f"{option}: is for several replicas; add --replicas N")
-        return None
+        if collectives is None:
+            return None
     policy, each = read_sharding(sharding or "ddp"), (Fraction(1),) * replicas
     if factors is not None:
         parts = factors.split(",")
@@ -119,7 +131,8 @@ def read_replication(
                 "--collectives: of a link, bytes=N and bandwidth=B are needed, both more than 0"
             )
         latency_ns = round(times.get("latency", Fraction(0)) * NS_PER_S)
-        ring = int(times["bytes"]), replicas, float(times["bandwidth"]), latency_ns
+        num_ends = 2 if replicas == 1 else replicas
+        ring = int(times["bytes"]), num_ends, float(times["bandwidth"]), latency_ns
         sums = {"gather": False, "reduce": leaves_whole_sums(policy)}
         times = {
             key: Fraction(ring_ns(*ring, is_summed_whole=is_whole), NS_PER_S)

@@ -8,7 +8,12 @@ from functools import lru_cache
 import pandas as pd
 
 from engine.plan.action import Op
-from engine.plan.collectives import CollectivePolicy, NoCollectives, with_collectives
+from engine.plan.collectives import (
+    CollectivePolicy,
+    NoCollectives,
+    with_collectives,
+    with_sums_of_copies,
+)
 from engine.plan.program import Program, from_json
 from ppbench.analysis.costs import stored_costs
 from ppbench.analysis.replicas import stored_replica_costs
@@ -27,22 +32,24 @@ def policy_of_run(run: pd.Series) -> CollectivePolicy:
 
 
 def program_of_run(run: pd.Series) -> Program:
-    """A run's lowered program, with the collectives of its replicas."""
+    """A run's lowered program, with the collectives of its replicas or of copies of stages."""
     text, posting = str(run["program"]), posting_of(run)
-    if int(run["replicas"]) == 1:
-        return program_in(text, posting)
-    return _joined(text, posting, policy_of_run(run))
+    policy = None if int(run["replicas"]) == 1 else policy_of_run(run)
+    return _joined(text, posting, policy)
 
 
 @lru_cache(maxsize=4)  # as of `program_in`
-def _joined(text: str, posting: Posting, policy: CollectivePolicy) -> Program:
-    return with_collectives(program_in(text, posting), from_json(text), policy)
+def _joined(text: str, posting: Posting, policy: CollectivePolicy | None) -> Program:
+    lowered = program_in(text, posting)
+    if policy is None:
+        return with_sums_of_copies(lowered)
+    return with_collectives(lowered, from_json(text), policy)
 
 
 def modelled_run(run: pd.Series, edges: pd.DataFrame, collectives: pd.DataFrame) -> Modelled:
     """What a run's step is modelled from; the tables are its rows of those."""
     lowered, mean = program_of_run(run), stored_costs(run, edges)
-    if int(run["replicas"]) == 1:
+    if int(run["replicas"]) == 1 and not lowered.has_collectives:
         return Modelled.alone(lowered, mean, posting_of(run), stored_following(run))
     moving: dict[tuple[Op, int], int] | None = None
     if run["device"] == "emulated":

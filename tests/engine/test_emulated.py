@@ -152,6 +152,31 @@ def joint_step_ns(lowered, emulation, replicas):
     return timed(lowered, times).makespan_ns
 
 
+def test_copies_of_a_stage_meet_once_in_a_step_and_then_take_the_time_of_their_sum(ranks):
+    settings = config("chimera", 4, 4)
+    lowered = lowered_of(settings)
+    durations = uniform(lowered.placement, 2 * MS, 2 * MS, 2 * MS)
+    emulation = Emulation(durations, reduce_ns=(5 * MS,) * 8)
+    outcomes = ranks.run(4, emulate, settings, emulation)
+    spans = [span for results, _ in outcomes for span in results[1].spans]
+    sums = {s.stage: s for s in spans if s.op is Op.REDUCE_GRAD}
+    assert sorted(sums) == list(range(8))
+    for part in range(4):
+        one, other = sums[part], sums[part + 4]
+        assert {one.rank, other.rank} == {part, 3 - part}
+        assert min(one.end_ns, other.end_ns) >= max(one.start_ns, other.start_ns) + 5 * MS
+    by_op, actions = durations.by_op(), [a for row in lowered.actions for a in row]
+    took = [by_op[a.op][a.stage] if a.op in COMPUTE_OPS else 0 for a in actions]
+    sum_ns = [5 * MS if a.op is Op.REDUCE_GRAD else ns for a, ns in zip(actions, took, strict=True)]
+    planned = timed(lowered, [sum_ns])
+    assert planned.makespan_ns == timed(lowered, [took]).makespan_ns + 10 * MS
+    timed_spans = [s for s in spans if s.op in (*COMPUTE_OPS, Op.REDUCE_GRAD)]
+    assert (
+        max(s.end_ns for s in timed_spans) - min(s.start_ns for s in timed_spans)
+        >= planned.makespan_ns
+    )
+
+
 @pytest.mark.parametrize(
     ("policy", "run"),
     [

@@ -206,6 +206,13 @@ class PlainWalk:
         self.posted, self.queues, self.arrived = {}, {}, {}  # messages
         self.lanes = {walker: [] for walker in self.todo}  # keys of collectives and their ns
         self.gathers = {}  # the latest UNSHARD of a walker's stage
+        depth, is_two_way = program.placement.depth, program.placement.directions > 1
+        self.parts = {  # of sums of copies, which one replica has
+            key: action.stage % depth
+            for row in self.todo.values()
+            for key, action, _ in row
+            if is_two_way and self.replicas == 1 and action.op == "REDUCE_GRAD"
+        }
         self.norms = {}  # when each walker has come to a step's NORM
         while any([*map(self.advance, self.todo), self.move(), self.join()]):
             pass
@@ -283,13 +290,29 @@ class PlainWalk:
                 is_moving = True
         return is_moving
 
+    def join_copies(self):
+        """Do the next sum of each two copies of a stage, where one replica has two pipelines."""
+        waiting = {}
+        for lane in self.lanes.values():
+            for at, (key, begin, ns) in enumerate(lane):
+                over = self.times.get(lane[at - 1][0], (None,))[-1] if at else 0
+                if key in self.parts and key not in self.times and over is not None:
+                    ends = waiting.setdefault((key[1], self.parts[key]), [])
+                    ends.append((key, max(begin, over), ns))
+        both = [ends for ends in waiting.values() if len(ends) == 2]
+        for ends in both:
+            ready = max(begin for _, begin, _ in ends)
+            for key, begin, ns in ends:
+                self.times[key] = begin, ready, ready + ns
+        return bool(both)
+
     def join(self):
         """Do the next collective of each rank that all replicas have come to."""
-        is_moving = False
+        is_moving = self.join_copies()
         for rank in {rank for _, rank in self.lanes}:
             lanes = [self.lanes[d, rank] for d in range(self.replicas)]
             for at in range(min(map(len, lanes))):
-                if lanes[0][at][0] in self.times:
+                if lanes[0][at][0] in self.times or lanes[0][at][0] in self.parts:
                     continue
                 begins = [
                     max(lane[at][1], self.times[lane[at - 1][0]][2] if at else 0) for lane in lanes

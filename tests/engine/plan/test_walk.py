@@ -30,6 +30,7 @@ from engine.plan.collectives import (
     add_collectives,
     leaves_whole_sums,
     ring_ns,
+    with_sums_of_copies,
 )
 from engine.plan.lower import Policy, lower
 from engine.plan.period import Step, period_ns, period_of, spans_in_a_row, with_end
@@ -109,12 +110,14 @@ def test_replicas_in_steps_in_a_row_do_each_thing_when_a_plain_walk_does(
 ):
     chance = random.Random(name)
     for number in range(200 if is_thorough else 16):
-        program = drawn_program(chance, name)
+        program, replicas = drawn_program(chance, name), chance.randint(1, 4)
+        if replicas == 1 and program.placement.directions > 1:
+            program = with_sums_of_copies(program.without_collectives())
         has_end, meets = chance.random() < 0.7, chance.random() < 0.3
         if has_end:
             program = with_end(program, meets=meets)
         steps = chance.randint(1, 4) if has_end else 1
-        took = drawn_times(chance, program, chance.randint(1, 4), steps)
+        took = drawn_times(chance, program, replicas, steps)
         transfers = TransferModel(
             chance.choice([0, chance.randint(1, 30)]),
             overlaps=program.has_collectives or chance.random() < 0.7,

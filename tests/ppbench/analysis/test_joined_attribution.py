@@ -6,13 +6,20 @@ import pandas as pd
 import pytest
 
 from engine.plan.action import COMPUTE_OPS, JOINING_OPS, SEND_OPS, Op
-from engine.plan.collectives import DataParallel, NoCollectives, Zero2, Zero3, with_collectives
+from engine.plan.collectives import (
+    DataParallel,
+    NoCollectives,
+    Zero2,
+    Zero3,
+    with_collectives,
+    with_sums_of_copies,
+)
 from engine.plan.lower import lower
 from engine.plan.predict import timed
 from engine.plan.program import from_csv
 from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Lane, Span
-from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, attribute, figures_of
+from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, attribute, figures_of, parts_in
 from ppbench.analysis.collectives import collective_figures, collectives
 from ppbench.analysis.job_times import times_of
 from ppbench.analysis.metrics import rank_figures, step_figures, windows
@@ -89,6 +96,26 @@ def test_gather_reduce_and_a_slow_replica_are_each_named_within_a_tenth():
     assert figures["REDUCE_GRAD"] == pytest.approx(REDUCE_MS * MS, rel=0.1)
     forwards = [own.by_stage[Op.F][0] / (F_MS * MS) for own in found.replicas.own]
     assert forwards == pytest.approx([1, 1, FACTOR, 1], rel=0.1)
+
+
+def test_the_sums_of_copies_are_named_where_one_replica_has_each_stage_on_two_ranks():
+    lowered = with_sums_of_copies(lower(build_program("chimera", 4, 8)))
+    spans = steps_of(lowered, *truth((1,)))
+    free = steps_of(lowered, *truth((1,), reduce_ms=0))
+    found = attribute(spans, lowered, windows(spans, 4))
+    assert parts_in(found.rows) == tuple(part for part in REPLICA_PARTS if part != "skew_ns")
+    parts = found.rows[list(parts_in(found.rows))].mean()
+    added_ns = step_ns_of(spans, 4).mean() - step_ns_of(free, 4).mean()
+    assert added_ns == pytest.approx(2 * REDUCE_MS * MS, rel=0.01)
+    assert parts["collective_ns"] == pytest.approx(added_ns, rel=0.02)
+    assert parts.sum() == pytest.approx(found.rows["idle_ns"].mean())
+    assert abs(parts["launch_gap_ns"]) < 1
+    figures = collective_figures(found.collectives)
+    assert sorted(figures["stage"]) == list(range(8))
+    assert figures["moving_ns"].tolist() == pytest.approx([REDUCE_MS * MS] * 8, rel=0.01)
+    times = times_of(spans.assign(waiting_ns=0), lowered)
+    sums = times.ns[..., times.columns.of_ops([Op.REDUCE_GRAD])]
+    assert sums.min() == sums.max() == REDUCE_MS * MS
 
 
 def test_replicas_that_chance_alone_tells_apart_have_no_skew():

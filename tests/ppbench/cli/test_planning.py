@@ -110,6 +110,19 @@ def test_replicas_alike_with_free_collectives_take_the_step_of_one():
     assert (joined["exposed_collective"], joined["replica_skew"]) == (0, 0)
 
 
+def test_the_sums_of_copies_are_predicted_for_two_ways_without_replicas():
+    free, summed = (simulated("chimera", 4, 8, collectives=f"reduce={s}") for s in (0, 0.5))
+    assert summed["exposed_collective"] == 1  # of both stages of a rank
+    assert summed["makespan"] == summed["period"] == free["makespan"] + 1
+    assert summed["num_collectives"] == 8
+    linked = simulated("chimera", 4, 8, collectives="bytes=8,bandwidth=16")
+    assert linked["reduce"] == 0.5  # an all-reduce of two
+    with pytest.raises(UsageError, match="add --replicas N"):
+        simulated("1f1b", 4, 8, collectives="reduce=1")
+    with pytest.raises(UsageError, match="add --replicas N"):
+        simulated("chimera", 4, 8, replica_factors="1,2")
+
+
 def test_a_file_keeps_its_own_collectives_if_they_are_those_of_the_policy(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text(
