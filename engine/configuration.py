@@ -21,6 +21,7 @@ from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.messages import Edge, edge_of
 from engine.plan.program import TRAIN, Program
 from engine.plan.schedules.registry import ScheduleError, build_program, in_mode
+from engine.plan.slices import shares_of
 from engine.run import device as devices
 from engine.run.issue_limit import DEFAULT_ISSUE_AHEAD
 from engine.run.optimizer import OptimizerSpec
@@ -47,6 +48,9 @@ class TrainerConfig:
     `replicas` pipelines of `world_size` ranks train together, each on `num_microbatches` of its
     own, and `sharding` says what of parameters, gradients and optimizer states each keeps.
 
+    With `slices`, each microbatch comes in slices of so many tokens, the sum of which is `seq_len`;
+    `attention` is the share of its time that attention takes (`engine.plan.slices`).
+
     With `has_pairs`, the forwards and backwards that a schedule pairs are one action each.
 
     On an accelerator the host issues at most `issue_ahead` computations that are not done. Each
@@ -71,6 +75,8 @@ class TrainerConfig:
     has_pairs: bool = False
     rehearses: bool | None = None
     mode: str = TRAIN
+    slices: tuple[int, ...] = ()
+    attention: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", Policy(self.policy))  # also of its name
@@ -81,11 +87,35 @@ class TrainerConfig:
         if self.autocast not in AUTOCAST:
             known = ", ".join(AUTOCAST)
             raise ValueError(f'unknown autocast "{self.autocast}"; known: {known}')
+        if self.slices and (sum(self.slices) != self.data.seq_len or min(self.slices) < 1):
+            raise ValueError(
+                f"slices of {list(self.slices)} tokens; expected at least 1 in each, and seq_len "
+                f"{self.data.seq_len} in all"
+            )
+        if self.slices and self.compile:
+            raise ValueError(
+                "slices cannot be compiled: what a layer attends to grows; set no compile"
+            )
 
     @property
     def trains(self) -> bool:
         """Whether there are gradients and an optimizer."""
         return self.mode == TRAIN
+
+    @property
+    def num_messages(self) -> int:
+        """Messages of a step from one stage to the next: of each microbatch, or each slice."""
+        return self.data.num_microbatches * max(1, len(self.slices))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, or slice of one, that a stage takes at once."""
+        return max(self.slices, default=self.data.longest)
+
+    @property
+    def shapes_vary(self) -> bool:
+        """Whether messages of a stage have different shapes."""
+        return self.data.is_variable or len({*self.slices}) > 1
 
     @property
     def num_processes(self) -> int:
@@ -98,7 +128,7 @@ def program_of(config: TrainerConfig) -> Program:
 
     Raises ScheduleError or ProgramError.
     """
-    asked = config.world_size, config.data.num_microbatches
+    asked = config.world_size, config.num_messages
     own = config.program
     if own is not None and (own.placement.world_size, own.num_microbatches) != asked:
         raise ScheduleError(
@@ -113,6 +143,7 @@ def program_of(config: TrainerConfig) -> Program:
         is_replicated=config.replicas > 1,
         mode=config.mode,
         has_pairs=config.has_pairs,
+        slices=shares_of(config.slices, config.attention) if config.slices else (),
     )
     program = in_mode(program if config.has_pairs else program.in_order(), config.mode)
     check(program)

@@ -34,8 +34,8 @@ class EmulatedStages:
         config = agreement.config
         self._emulation = emulation
         # They are never read. As in training, the targets are those of all replicas.
-        microbatches = (torch.empty(0),) * config.data.num_microbatches
-        num_tokens = config.replicas * len(microbatches) * agreement.num_targets
+        microbatches = (torch.empty(0),) * config.num_messages
+        num_tokens = config.replicas * config.data.num_microbatches * agreement.num_targets
         self._batch = StepBatch(microbatches, microbatches, num_tokens)
 
     def batch(self, step: int) -> StepBatch:  # noqa: ARG002  # all are alike

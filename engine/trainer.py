@@ -425,7 +425,7 @@ class ModelStages:
         """
         config, self._device = agreement.config, fabric.device
         self._place = Place.of(config)
-        self._num_microbatches = config.data.num_microbatches
+        self._num_microbatches, self._slices = config.data.num_microbatches, config.slices
         model = model_of(config, self._device)
         self.tokenizer = tokenizer_of(config)
         self._data = data_of(config, model, self.tokenizer, self._device)
@@ -442,11 +442,16 @@ class ModelStages:
         """
         whole, size = self._data.step(step), self._num_microbatches
         own = slice(self._place.replica * size, (self._place.replica + 1) * size)
-        nothing = (torch.empty(0),) * size
+        nothing = (torch.empty(0),) * size * max(1, len(self._slices))
         stages = self.modules.values()
-        inputs = whole.inputs[own] if any(stage.is_first for stage in stages) else nothing
-        targets = whole.targets[own] if any(stage.is_last for stage in stages) else nothing
-        return StepBatch(inputs, targets, whole.num_tokens).to(self._device)
+        inputs = whole.inputs[own] if any(stage.is_first for stage in stages) else ()
+        targets = whole.targets[own] if any(stage.is_last for stage in stages) else ()
+        if self._slices:
+            inputs, targets = (
+                tuple(part for one in each for part in one.split(self._slices, dim=1))
+                for each in (inputs, targets)
+            )
+        return StepBatch(inputs or nothing, targets or nothing, whole.num_tokens).to(self._device)
 
     def runner(self, trainer: Trainer, flight: Flight) -> PipelineRunner:
         """Runs the stages as the program says."""
@@ -484,18 +489,18 @@ class PipelineRunner(Executor):
         `delays_ns`: by how much longer the messages of an edge shall take, for emulation.
         """
         config, place, program = agreement.config, Place.of(agreement.config), agreement.lowered
-        is_variable, messages = config.data.is_variable, agreement.messages
+        messages = agreement.messages
         channels = fabric.open_channels(
             edges_of(program),
             tuple(place.pipeline[rank] for rank in program.placement.ranks),
             messages,
-            config.data.num_microbatches,
-            with_shapes=is_variable,
+            config.num_messages,
+            with_shapes=config.shapes_vary,
             delays_ns=delays_ns,
         )
         known = program, place.rank, stages, channels, fabric.clock, messages, flight
         super().__init__(*known, collectives, place.replica, issue_limit, sum_copies)
-        if not is_variable:  # else the first microbatch does not tell what others cost
+        if not (config.data.is_variable or config.slices):  # else the first tells not of others
             self.messages = Messages(
                 [message_bytes(m) for m in messages],
                 [message_bytes(gradient_message(m)) for m in messages],
@@ -521,7 +526,7 @@ def _rehearse(trainer: Trainer, stages: Mapping[int, Stage]) -> None:
     Sharded parameters are gathered for it: every replica rehearses the same stages.
     """
     data, row = trainer.config.data, trainer.agreement.lowered.actions[trainer.rank]
-    example = trainer.model.task.example(data.microbatch_size, data.longest)
+    example = trainer.model.task.example(data.microbatch_size, trainer.config.longest)
     inputs, targets = (tensor.to(trainer.device) for tensor in example)
     for index, stage in stages.items():
         takes = None if stage.is_first else trainer.messages[index - 1]
@@ -576,8 +581,9 @@ def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
         loss=trainer.model.task.loss,
         receives=receives,
         is_split=is_split,
-        keeps_shapes=not config.data.is_variable,
+        keeps_shapes=not config.shapes_vary,
         has_backward=config.trains,
+        slices=config.slices,
     )
 
 

@@ -36,7 +36,10 @@ PAGES = (
 MOST_WORDS = {"README.md": 450, "CONTRIBUTING.md": 1500, "docs": 22_000}
 MOST_WORDS_OF_A_SENTENCE = 16
 """In the mean over a page's prose; code, tables and headings are none."""
-SECTIONS = ("model", "data", "train", "measure", "launch", "transfer", "sharding", "emulated")
+SECTIONS = (
+    *("model", "data", "train", "measure", "launch", "transfer", "sharding", "slices"),
+    "emulated",
+)
 FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 NO_PROSE = re.compile(r"^(?:\||#|!\[|<!--|    |Made from the code:).*$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")

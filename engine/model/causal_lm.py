@@ -23,6 +23,7 @@ import json
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from engine.model.checkpoint import read_json
+from engine.model.prefix import Prefix
 from engine.model.stage_module import (
     Message,
     ModelError,
@@ -48,7 +50,25 @@ CAUSAL = "engine_causal"
 Without a mask SDPA is causal by itself. Building one looks at the positions' values, which on CUDA
 would make the host wait for the device in each forward.
 """
-AttentionInterface.register(CAUSAL, sdpa_attention_forward)
+
+
+def _causal_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **how: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """SDPA, with a mask where a slice sees what comes before it; see `engine.model.prefix`."""
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    if attention_mask is None and 1 < num_queries < num_keys:
+        allowed = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
+        attention_mask = allowed.tril_(num_keys - num_queries)[None, None]
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **how)
+
+
+AttentionInterface.register(CAUSAL, _causal_attention)
 
 _MAY_DIFFER = re.compile(
     r"transformers_version|_name_or_path|architectures|(torch_)?dtype|use_cache|.*_token_id|.*dropout.*"
@@ -104,15 +124,21 @@ class CausalLMStage(StageModule):
             return inputs
         (x,) = inputs
         self._received = None if self.is_first else x
-        given = {"input_ids": x} if self.is_first else {"inputs_embeds": x.detach()}
+        given: dict[str, Any] = {"input_ids": x} if self.is_first else {"inputs_embeds": x.detach()}
+        given["use_cache"] = self.cache is not None
+        if self.cache is not None:
+            given["past_key_values"] = self.cache
         try:
             if self.is_last:
-                return (self.model(**given, use_cache=False).logits,)
-            self.model.base_model(**given, use_cache=False)
+                return (self.model(**given).logits,)
+            self.model.base_model(**given)
             assert self._leaving is not None
             return (self._leaving,)
         finally:
             self._received = self._leaving = None
+
+    def prefix(self, seq_len: int) -> Prefix:
+        return Prefix(len(self.model.get_submodule(self._listed)), seq_len)  # type: ignore[arg-type]
 
     def _enter(
         self, _layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]

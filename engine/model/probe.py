@@ -22,7 +22,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from engine.model.author import Pair, farthest, largest, pairs_of_gradients, train_unsplit
+from engine.model.author import (
+    TOLERANCE,
+    Pair,
+    farthest,
+    largest,
+    pairs_of_gradients,
+    train_unsplit,
+)
 from engine.model.causal_lm import CausalLM, with_plain_attention
 from engine.model.data import StepBatch
 from engine.model.partition import partition_layers
@@ -34,6 +41,7 @@ from engine.model.weights import initialise
 
 NUM_STAGES = 3
 SEQUENCES, SEQ_LEN = 2, 24  # of each of two microbatches
+SLICES = (11, 8, 1, 4)
 MOST_PARAMETERS = 100_000_000
 EXACT = {"float64": 1e-10, "float32": 1e-5}
 """The largest difference relative to the largest element; in float32 all there may be is rounding.
@@ -104,6 +112,14 @@ class Tiny:
     @functools.cached_property
     def difference(self) -> float:
         """How far it is from transformers' own model when it is cut. Raises ModelError if far."""
+        return self._difference(())
+
+    @functools.cached_property
+    def difference_in_slices(self) -> float:
+        """The same where its sequences come in slices. Raises ModelError, of `slices.number`."""
+        return self._difference(SLICES)
+
+    def _difference(self, slices: Sequence[int]) -> float:
         fill = functools.partial(initialise, seed=0, rebuild=self.whole)
         model = CausalLM(functools.partial(_skeleton, self.whole), fill, self.plan)
         partition = partition_layers("uniform", model.num_layers, NUM_STAGES)
@@ -112,15 +128,16 @@ class Tiny:
             state = {
                 n: t.detach().clone() for stage in stages for n, t in stage.own_state().items()
             }
-            loss = _train(model, stages, self.batch)
+            loss = _train(model, stages, self.batch, slices)
         except Exception as error:
-            raise self._error(
-                f"its layers need more from each other than the hidden state: {_line(error)}"
-            ) from error
+            why = "its layers need more from each other than the hidden state"
+            why = "it does not run on slices of a sequence" if slices else why
+            raise self._error(f"{why}: {_line(error)}", slices) from error
         whole = self.whole()
         missing, unexpected = whole.load_state_dict(state, strict=False)
         if left := [*unexpected, *(set(missing) - set(whole.all_tied_weights_keys))]:
-            raise self._error(f"its stages and the whole do not have the same weights: {min(left)}")
+            why = f"its stages and the whole do not have the same weights: {min(left)}"
+            raise self._error(why, slices)
         told, expected = (
             torch.tensor(number, dtype=torch.float64)
             for number in (loss, train_unsplit(whole, self.batch))
@@ -134,12 +151,17 @@ class Tiny:
         ours = ((name, name, gradient) for name, gradient in gradients.items())
         pairs: list[Pair] = [("the loss of its stages", told, expected, largest(expected))]
         apart, text = farthest([*pairs, *pairs_of_gradients(ours, theirs, self.kind)])
-        if apart > EXACT[self.kind]:
-            raise self._error(text)
+        # What a model computes in float32 anyway is rounded otherwise for other lengths.
+        if apart > (max(EXACT[self.kind], TOLERANCE["float64"]) if slices else EXACT[self.kind]):
+            raise self._error(text, slices)
         return apart
 
-    def _error(self, why: str) -> ModelError:
-        return ModelError(f"architecture {self.name} cannot be split: {why}")
+    def _error(self, why: str, slices: Sequence[int]) -> ModelError:
+        if not slices:
+            return ModelError(f"architecture {self.name} cannot be split: {why}")
+        needed = "it must keep the keys and values of what comes before, and attend to all of them"
+        text = f"architecture {self.name} cannot come in slices: {why}; {needed}"
+        return ModelError(text, "slices.number")
 
 
 def plan_of(model: PreTrainedModel, keys: ModelSpec) -> CutPlan:
@@ -151,6 +173,11 @@ def plan_of(model: PreTrainedModel, keys: ModelSpec) -> CutPlan:
 def try_architecture(model: CausalLM, keys: ModelSpec) -> None:
     """Raise ModelError unless a tiny model like this one is exact when it is cut."""
     _ = _tiny_of(model.config, keys, model.kind).difference
+
+
+def try_slices(model: CausalLM, keys: ModelSpec) -> None:
+    """Raise ModelError unless a tiny model like this one is exact in slices of a sequence."""
+    _ = _tiny_of(model.config, keys, model.kind).difference_in_slices
 
 
 def _tiny_of(config: PreTrainedConfig, keys: ModelSpec, owner: type[PreTrainedModel]) -> Tiny:
@@ -165,19 +192,32 @@ def _tiny_of(config: PreTrainedConfig, keys: ModelSpec, owner: type[PreTrainedMo
 _KEPT: dict[object, Tiny] = {}
 
 
-def _train(model: CausalLM, stages: Sequence[StageModule], batch: StepBatch) -> float:
+def _train(
+    model: CausalLM, stages: Sequence[StageModule], batch: StepBatch, slices: Sequence[int]
+) -> float:
     """Leave a step's gradients in the stages; return its loss. Raises what a forward raises."""
     total, partition = 0.0, [stage.layers for stage in stages]
-    messages = model.messages(partition, SEQUENCES, SEQ_LEN)
     for ids, targets in zip(batch.inputs, batch.targets, strict=True):
-        x = ids
-        for number, stage in enumerate(stages):
-            (x,) = stage(x)
-            if not stage.is_last and x.shape != messages[number][0].shape:
-                shapes = list(x.shape), list(messages[number][0].shape)
-                raise ValueError("a layer returns {}, not {}".format(*shapes))
-        torch.autograd.backward(loss := model.task.loss(x, targets, batch.num_tokens))
-        total += loss.item()
+        prefixes = [stage.prefix(SEQ_LEN) for stage in stages] if slices else []
+        losses, begin = [], 0
+        for length in slices or [SEQ_LEN]:
+            (expected, *_) = model.messages(partition, SEQUENCES, length)[0]
+            x = ids[:, begin : begin + length]
+            for number, stage in enumerate(stages):
+                stage.cache = prefixes[number].seen_by(begin) if slices else None
+                (x,) = stage(x)
+                if not stage.is_last and x.shape != expected.shape:
+                    shapes = list(x.shape), list(expected.shape)
+                    raise ValueError("a layer returns {}, not {}".format(*shapes))
+            own = targets[:, begin : begin + length]
+            losses.append(model.task.loss(x, own, batch.num_tokens))
+            begin += length
+        for loss in reversed(losses):
+            torch.autograd.backward(loss)
+            total += loss.item()
+        for prefix, stage in zip(prefixes, stages, strict=bool(slices)):
+            if unkept := sorted({*stage.layers} - {*prefix.written()}):
+                raise ValueError(f"layer {unkept[0]} keeps no keys and values")
     return total
 
 

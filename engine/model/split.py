@@ -80,11 +80,35 @@ def open_model(
     return model
 
 
-def try_model(model: Model, spec: ModelSpec) -> None:
-    """Raise ModelError for an architecture of transformers that cannot be cut exactly (`probe`)."""
+def try_model(model: Model, spec: ModelSpec, *, is_sliced: bool = False) -> None:
+    """Raise ModelError for an architecture of transformers that cannot be cut exactly (`probe`).
+
+    With `is_sliced`, also for a model that cannot take a sequence in slices, or that draws random
+    numbers: it would draw others for each slice.
+    """
     if not isinstance(model, Chain) and spec.name not in PRESETS:
         from engine.model.causal_lm import CausalLM
         from engine.model.probe import try_architecture
 
         assert isinstance(model, CausalLM)
         try_architecture(model, spec)
+    if is_sliced:
+        from engine.model.causal_lm import CausalLM
+        from engine.model.probe import try_slices
+        from engine.model.tiny import random_settings
+
+        if not isinstance(model, CausalLM) or isinstance(model.task, FactoryTask):
+            raise ModelError(
+                f'"{spec.name}" cannot come in slices: only a causal LM of transformers keeps the '
+                "keys and values of what comes before, and its loss must be that of the next token",
+                "slices.number",
+            )
+        if drawing := random_settings(model.config):
+            name, value = next(iter(drawing.items()))
+            raise ModelError(
+                f'"{spec.name}" has {name} = {value:g}, which would draw other numbers for each '
+                "slice than for the whole; set it to 0",
+                "slices.number",
+            )
+        if spec.name not in PRESETS:
+            try_slices(model, spec)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,7 @@ class StageModule(nn.Module):
         super().__init__()
         self.layers = layers
         self.is_first, self.is_last = is_first, is_last
+        self.cache: Any = None  # keys and values before a slice, which the next run sees
         self._writes_to_inputs = False if self.is_empty else None  # None: not yet known
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -98,6 +99,10 @@ class StageModule(nn.Module):
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Compute the stage's outputs."""
+        raise NotImplementedError
+
+    def prefix(self, seq_len: int) -> Any:
+        """Return a new `engine.model.prefix.Prefix` for a microbatch that comes in slices."""
         raise NotImplementedError
 
     @property

@@ -54,6 +54,17 @@ _NEEDED = (
 """Widths that some defaults leave open although the model cannot be built without them."""
 
 
+def random_settings(config: PreTrainedConfig) -> dict[str, float]:
+    """The settings by which training draws random numbers, where they are not 0."""
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if value
+        and isinstance(value, int | float)
+        and any(word in name for word in ("dropout", "jitter", "pdrop"))
+    }
+
+
 def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """A shrunk copy: about 4 layers of width 64, no dropout or router noise.
 
@@ -70,13 +81,7 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
         and value != defaults.get(name)
     }
     # Whatever is random in training would differ between the split and the unsplit model.
-    quiet = {
-        name: 0.0
-        for name, value in attributes.items()
-        if value
-        and isinstance(value, int | float)
-        and any(word in name for word in ("dropout", "jitter", "pdrop"))
-    }
+    quiet = dict.fromkeys(random_settings(config), 0.0)
     token_ids = {
         name: value % VOCAB_SIZE
         for name, value in attributes.items()

@@ -36,6 +36,8 @@ from engine.plan.walk import FREE_TRANSFERS, TransferModel, Walk, of_kinds, walk
 class Durations:
     """Nanoseconds of one microbatch's forward and of the two halves of its backward, by stage.
 
+    Where microbatches come in slices, it is the mean over those of one.
+
     A whole backward takes `backward_ns`; without these, as long as its halves. A pair takes
     `pair_ns` of its forward's stage; without these, as long as both.
     """

@@ -112,6 +112,11 @@ class Program:
     `paired` has a 1 for each forward, at stage x microbatches + microbatch, that is one with the
     whole backward behind it: a pair starts when both have their input, may overlap, and hands on
     both results when it is over. It is empty where there are none.
+
+    With `slices`, what counts as a microbatch is a slice of one of the batch's along its sequences:
+    slice j of k of microbatch m has the number mk + j. `slices[j]` is the share of the microbatch's
+    time that it takes; they add up to 1. Forwards come in their order, and backwards in reverse:
+    attention sees what comes before. It is empty where microbatches are whole.
     """
 
     schedule: str
@@ -119,6 +124,7 @@ class Program:
     num_microbatches: int
     actions: Sequence[tuple[Action, ...]]
     paired: bytes = b""
+    slices: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.actions, Table):
@@ -361,8 +367,8 @@ def _cells_from_csv(text: str) -> tuple[tuple[tuple[Action, ...], ...], list[Act
 def to_json(program: Program) -> str:
     """Everything needed to rebuild the program, as one JSON object.
 
-    It names the directions where there is more than one, and the forwards of pairs if there are
-    any.
+    It names the directions where there is more than one, and the forwards of pairs and the slices
+    if there are any.
     """
     directions = program.placement.directions
     forwards = (at for at, mate in enumerate(program.mates) if mate != kernels.NONE)
@@ -374,6 +380,7 @@ def to_json(program: Program) -> str:
             "placement": list(program.placement.ranks),
             **({"directions": directions} if directions > 1 else {}),
             **({"pairs": pairs} if pairs else {}),
+            **({"slices": program.slices} if program.slices else {}),
             "actions": [[str(action) for action in row] for row in program.actions],
         }
     )
@@ -384,5 +391,6 @@ def from_json(text: str) -> Program:
     data = json.loads(text)
     rows = tuple(tuple(parse_action(cell) for cell in row) for row in data["actions"])
     placement = Placement(tuple(data["placement"]), len(rows), data.get("directions", 1))
-    program = Program(data["schedule"], placement, data["num_microbatches"], rows)
+    slices = tuple(data.get("slices", ()))
+    program = Program(data["schedule"], placement, data["num_microbatches"], rows, slices=slices)
     return with_pairs(program, map(parse_action, data.get("pairs", ())))

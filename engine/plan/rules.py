@@ -19,6 +19,10 @@ is (link S is both: what the last stage's forward leaves is what its backward ne
     I(s) needs link 2S-1-s    makes link 2S-s
     W(s) needs link 2S-s
 
+Where a microbatch is a slice of one of the batch's, a forward also needs that of the slice before
+it on the same stage, whose keys and values it attends to, and I needs that of the slice after it,
+which has gradients for them. Both are on one rank: the order of its row is all there is to check.
+
 Two directions have no link in common: each has links of its own, those of the second after those of
 the first, and its microbatches pass its stages alone.
 """
@@ -135,7 +139,7 @@ def check_facts(compute: Program) -> None:
             if backward.op is not Op.B or not is_other:
                 reason = f"is paired with {backward}; expected the whole backward of another one"
                 raise ProgramError(compute, *table.place(at), reason)
-    if table.legal_in == (compute.placement, width):
+    if table.legal_in == (compute.placement, width, len(compute.slices)):
         return
     made_by = maker(table.num_actions)
     num_each = compute.num_stages * width
@@ -157,7 +161,28 @@ def check_facts(compute: Program) -> None:
         is_split = {CODES[Op.I], CODES[Op.W]}.intersection(table.op)
         written = fact if fact.op is Op.F or is_split else fact._replace(op=Op.B)
         raise ProgramError(compute, rank, position, f"{written} is never done")
-    table.legal_in = compute.placement, width
+    if compute.slices:
+        _check_slices(compute)
+    table.legal_in = compute.placement, width, len(compute.slices)
+
+
+def _check_slices(compute: Program) -> None:
+    """Raise ProgramError unless the slices of each microbatch come in order, then in reverse."""
+    num_slices, steps = len(compute.slices), {Op.F: 1, Op.B: -1, Op.I: -1}
+    for rank, row in enumerate(compute.actions):
+        due: dict[tuple[int, int, int], int] = {}  # by stage, microbatch and way, the next slice
+        for position, (stage, op, number) in enumerate(row):
+            if (step := steps.get(op)) is None:
+                continue
+            microbatch, part = divmod(number, num_slices)
+            key = stage, microbatch, step
+            expected = due.get(key, 0 if step > 0 else num_slices - 1)
+            if part != expected:
+                what = "keys and values" if step > 0 else "gradients for its keys and values"
+                needed = Action(stage, op, microbatch * num_slices + expected)
+                reason = f"needs the {what} that slice {expected} has: {needed} comes only later"
+                raise ProgramError(compute, rank, position, reason)
+            due[key] = expected + step
 
 
 def _find_illegal(program: Program, arrays: Arrays, width: int, left: Ints) -> int:
@@ -196,7 +221,7 @@ def columns_of(program: Program, made_by: Maker = filled) -> tuple[Arrays, int]:
     """
     table, width = program.table, program.num_microbatches
     arrays = table.made_by(made_by)
-    if table.legal_in == (program.placement, width):
+    if table.legal_in == (program.placement, width, len(program.slices)):
         return arrays, width
     nothing = made_by(0, 0)
     if _find_illegal(program, arrays, width, nothing) != kernels.NONE:

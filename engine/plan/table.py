@@ -83,7 +83,7 @@ class Table(Sequence[tuple[Action, ...]]):
         self, offset: array[int], op: array[int], stage: array[int], microbatch: array[int]
     ) -> None:
         self.offset, self.op, self.stage, self.microbatch = offset, op, stage, microbatch
-        self.legal_in: object = None  # the placement and microbatches that its facts are proved for
+        self.legal_in: object = None  # placement, microbatches and slices that it is proved for
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Action] | Row]) -> Table:

@@ -139,16 +139,29 @@ class Walk:
 def of_kinds(program: Program, took: Sequence[int]) -> Ints:
     """The nanoseconds of each action of the table, where all of an op and stage take as long.
 
-    `took` is by op and stage, as `engine.plan.rules.Kinds`; a SEND's is its message's.
+    `took` is by op and stage, as `engine.plan.rules.Kinds`; a SEND's is its message's. Of slices it
+    is the mean over those of a microbatch, each of which takes its share.
     """
     table, numbers = program.table, list(took)
     if max(numbers, default=0) > MOST_NS or maker(table.num_actions) is listed:
         kinds = zip(*table.made_by(listed)[1:3], strict=True)
         num_stages = program.num_stages
-        return [numbers[op * num_stages + max(0, stage)] for op, stage in kinds]
+        each = [numbers[op * num_stages + max(0, stage)] for op, stage in kinds]
+        return _in_slices(program, each)
     took = filled(0, table.num_actions)
     arguments = table.op, table.stage, program.num_stages, array("q", numbers), took
     run(table.num_actions, kernels.spread, *arguments)
+    return _in_slices(program, took)
+
+
+def _in_slices(program: Program, took: Ints) -> Ints:
+    """Give the computations of each slice its share; `took` has the mean over all."""
+    factors = [share * len(program.slices) for share in program.slices]
+    if factors:
+        table = program.table
+        for at, (op, number) in enumerate(zip(table.op, table.microbatch, strict=True)):
+            if op <= kernels.W:
+                took[at] = round(took[at] * factors[number % len(factors)])
     return took
 
 

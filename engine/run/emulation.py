@@ -44,9 +44,8 @@ class Emulation:
     gather_ns: tuple[int, ...] = ()  # of each stage's UNSHARD, once all replicas are there
     reduce_ns: tuple[int, ...] = ()  # of its REDUCE_GRAD
     factors: tuple[float, ...] = ()  # of each replica; none: all 1
-    of_pairs: Mapping[Action, int] = field(
-        default_factory=dict
-    )  # of halves, where pairs have a time
+    of_actions: Mapping[Action, int] = field(default_factory=dict)
+    """Times of halves of pairs and of slices, which are not those of their stage."""
 
     def delays_ns(self, edges: Iterable[Edge]) -> dict[Edge, int]:
         """Return by how much the messages of an edge are delayed, where they are."""
@@ -59,7 +58,7 @@ class Emulation:
 
     def duration_ns(self, action: Action, step: int, replica: int = 0) -> int:
         """Nanoseconds that a compute action takes in a step."""
-        mean: float = self.of_pairs.get(action, self._by_op[action.op][action.stage])
+        mean: float = self.of_actions.get(action, self._by_op[action.op][action.stage])
         if self.factors:
             mean = round(mean * self.factors[replica])
         if self.jitter == 0:

@@ -11,8 +11,11 @@ lets go of the graph with the first.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +25,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from engine.model.stage_module import Message, ModelError, StageModule
 from engine.model.task import Loss
 from engine.run.backward import Deferral, Product, accumulate, defer_linears, separate_gradients
+
+if TYPE_CHECKING:
+    from engine.model.prefix import Prefix
 
 Tensors = tuple[Tensor, ...]
 
@@ -48,6 +54,7 @@ class Stage:
         is_split: bool = False,
         keeps_shapes: bool = False,
         has_backward: bool = True,
+        slices: Sequence[int] = (),
     ) -> None:
         """Run a stage between the message that it `receives` and the one that it `sends`.
 
@@ -60,6 +67,9 @@ class Stage:
         makes of its output (`Task.loss`). `is_split` lets W have the
         weight gradients of linears, whose forward it replaces; without it I does all and W nothing,
         as it must be where the module is compiled. Without `has_backward`, forwards keep nothing.
+
+        With `slices`, a microbatch here is a slice of one of the batch's, whose tokens they are.
+        Slice j of microbatch m has the number m x slices + j.
         """
         self.module = module
         self._sends, self._receives, self._autocast = sends, receives, autocast
@@ -71,6 +81,8 @@ class Stage:
         self._num_targets = 0
         self._has_run = False
         self._held: dict[int, _Held] = {}
+        self._slices, self._begins = slices, [*itertools.accumulate(slices, initial=0)]
+        self._prefixes: dict[int, Prefix] = {}
         self._products: dict[int, list[Product]] = {}
 
     @property
@@ -97,8 +109,16 @@ class Stage:
         the next message, detached; on the last stage, which needs `targets`, this microbatch's
         share of the step's mean loss.
         """
+        if self._slices:
+            whole, part = divmod(microbatch, len(self._slices))
+            if part == 0:
+                self._prefixes[whole] = self.module.prefix(self._begins[-1])
+            self.module.cache = self._prefixes[whole].seen_by(self._begins[part])
+            if not self._has_backward and part == len(self._slices) - 1:
+                del self._prefixes[whole]
         with torch.set_grad_enabled(self._has_backward):
             outputs = self._outputs(inputs, targets)
+        self.module.cache = None
         if self._has_backward:
             edges = tuple(get_gradient_edge(o) if o.requires_grad else None for o in outputs)
             self._held[microbatch] = _Held(inputs, edges)
@@ -146,14 +166,14 @@ class Stage:
         `output_gradients` has a tensor for each floating-point output, None on the last stage.
         Returns the gradient of each floating-point input, nothing on the first stage.
         """
-        return self._propagate(self._held.pop(microbatch), output_gradients)
+        return self._propagate(microbatch, output_gradients)
 
     def backward_input(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:
         """I: as B, but leaves the weight gradients of linears, and the microbatch, to W."""
         products: list[Product] = []
         self._deferral.products = products
         try:
-            input_gradients = self._propagate(self._held.pop(microbatch), output_gradients)
+            input_gradients = self._propagate(microbatch, output_gradients)
         finally:
             self._deferral.products = None
         self._products[microbatch] = products
@@ -163,7 +183,8 @@ class Stage:
         """W: accumulate what the microbatch's I has left, and release the microbatch."""
         accumulate(self._products.pop(microbatch))
 
-    def _propagate(self, held: _Held, output_gradients: Tensors | None) -> Tensors:
+    def _propagate(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:
+        held = self._held.pop(microbatch)
         without = [p for p in self._parameters if p.grad is None]
         edges = [edge for edge in held.edges if edge is not None]
         gradients: list[Tensor] | None = None  # with 1, the loss's
@@ -181,6 +202,8 @@ class Stage:
             edges, gradients = [edge for edge, _ in begins], [gradient for _, gradient in begins]
         if edges:
             torch.autograd.backward(edges, gradients)
+        if self._slices and microbatch % len(self._slices) == 0:
+            del self._prefixes[microbatch // len(self._slices)]
         input_gradients: Tensors = ()
         if not self.module.is_first:  # zeros for what has no influence
             leaves = [leaf for leaf in held.leaves if leaf.is_floating_point()]

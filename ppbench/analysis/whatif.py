@@ -96,7 +96,7 @@ class Modelled:
         ((step_ns, by_replica),) = steps_of(program, [(times, self.following)])
         idle_ns = sum(map(sum, by_replica))
         capacity_ns = len(by_replica) * program.world_size * step_ns
-        share = program.world_size / program.placement.depth
+        share = program.world_size / program.placement.depth / max(1, len(program.slices))
         held = max(peak_activations(program.compute_only())) * share
         return WhatIf(question, step_ns, idle_ns, idle_ns / max(1, capacity_ns), held)
 
@@ -172,7 +172,10 @@ def other_schedules(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
         question = f"{name}, {v} stages per rank" if v > 1 else name
         if name == lowered.schedule and v * lowered.world_size == lowered.num_stages:
             continue
-        shape = lowered.world_size, lowered.num_microbatches, v
+        if schedule.in_slices is not None and not lowered.slices:
+            yield Inapplicable(question, "takes microbatches in slices; this run has whole ones")
+            continue
+        shape = lowered.world_size, lowered.num_microbatches // max(1, len(lowered.slices)), v
         try:
             program = build_program(name, *shape, mode=lowered.mode)
         except ScheduleError as error:
@@ -190,6 +193,8 @@ def needs_halves(costs: Costs) -> bool:
 
 
 def _with_program(run: Modelled, program: Program) -> Modelled:
+    # What is an action of a slice now may be one of a whole microbatch.
+    longer = max(1, len(run.lowered.slices)) / max(1, len(program.slices))
     # The model's parts; two directions have copies of each.
     num_stages, num_now = program.placement.depth, run.lowered.placement.depth
     lowered = run.posting.lower(program)
@@ -235,12 +240,13 @@ def _with_program(run: Modelled, program: Program) -> Modelled:
             ]
             pieces[0] += beyond[0]
             pieces[-1] += beyond[1]
+            pieces = [ns * longer for ns in pieces]
             by_stage[op] = tuple(map(round, pieces)) * program.placement.directions
         by_channel: dict[Edge, int] = {}
         for hop in (1, -1):  # a message costs the mean of its direction
             ends = costs.by_channel.items()
             known = [ns for channel, ns in ends if channel.target - channel.source == hop]
-            mean = round(sum(known) / len(known)) if known else 0
+            mean = round(longer * sum(known) / len(known)) if known else 0
             by_channel |= {Edge(stage, stage + hop): mean for stage in range(program.num_stages)}
         return Costs(by_stage, by_channel)
 

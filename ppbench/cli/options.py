@@ -130,6 +130,13 @@ StagesPerRank = Annotated[
     int | None, option("-v --stages-per-rank V", "Default: the schedule's own.")
 ]
 Mode = Annotated[str, option("--mode train|evaluate", "To evaluate, there are forwards alone.")]
+Slices = Annotated[
+    str | None,
+    option(
+        "--slices K,attention=A",
+        "Slices of each microbatch; attention's share of its time grows with what is before one.",
+    ),
+]
 NumReplicas = Annotated[int, option("--replicas D", "Pipelines that train together.")]
 Sharding = Annotated[
     str | None,

@@ -20,6 +20,7 @@ from ppbench.cli.options import (
     ReplicaFactors,
     ScheduleName,
     Sharding,
+    Slices,
     StagesPerRank,
 )
 from ppbench.display.document import Block, Facts, Result, Text
@@ -31,7 +32,7 @@ from ppbench.files import whole_file
 
 STANDARD_OUTPUT = "-"
 MOST_DRAWN = 50_000
-EXAMPLE_RANKS, EXAMPLE_MICROBATCHES = 4, 8
+EXAMPLE_RANKS, EXAMPLE_MICROBATCHES, EXAMPLE_SLICES = 4, 8, 4
 PolicyName = Annotated[
     str | None, option("--policy early|just_in_time", "When RECVs are posted. Default: early.")
 ]
@@ -57,8 +58,8 @@ COLUMNS = [
     *("bubble_fraction", "peak_activations", "source"),
 ]
 _ABOUT_EXAMPLE = (
-    f"bubble and peak: simulated with {EXAMPLE_RANKS} ranks, {EXAMPLE_MICROBATCHES} microbatches, "
-    "F = I = W and free transfers"
+    f"bubble and peak: simulated with {EXAMPLE_RANKS} ranks, {EXAMPLE_MICROBATCHES} microbatches "
+    f"(of {EXAMPLE_SLICES} slices, if any), F = I = W and free transfers"
 )
 
 
@@ -72,7 +73,9 @@ def list_schedules() -> Result:
     records: list[dict[str, object]] = []
     for schedule in SCHEDULES.values():
         allowed = schedule.stages_per_rank
-        prediction = simulate(schedule.name, EXAMPLE_RANKS, EXAMPLE_MICROBATCHES)
+        slices = None if schedule.in_slices is None else str(EXAMPLE_SLICES)
+        shape = EXAMPLE_RANKS, EXAMPLE_MICROBATCHES
+        prediction = simulate(schedule.name, *shape, slices=slices)
         aliases = [alias for alias, name in ALIASES.items() if name == schedule.name]
         records.append(
             {
@@ -114,13 +117,14 @@ def draw(
     collectives: CollectiveTimes = None,
     replica_factors: ReplicaFactors = None,
     mode: Mode = "train",
+    slices: Slices = None,
 ) -> Result:
     """Draw a schedule over time in the terminal, or as a page."""
     from engine.plan.action import JOINING_OPS, Op
     from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES, read_csv
     from ppbench.display.predictions import figures_of, shape_text
     from ppbench.prediction import ProgramRequest, predict, program_of
-    from ppbench.prediction.amounts import read_costs
+    from ppbench.prediction.amounts import read_costs, read_slices
     from ppbench.prediction.replicas import may_be_two_way, read_replication
     from ppbench.report.timeline.terminal import text_of_program
 
@@ -128,7 +132,7 @@ def draw(
     two_way = may_be_two_way(name)
     given = replicas, sharding, collectives, replica_factors
     replication = read_replication(*given, is_two_way=two_way)
-    request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
+    request = ProgramRequest(name, ranks, microbatches, stages_per_rank, read_slices(slices))
     program = program_of(request, MOST_DRAWN, is_replicated=replicas > 1, mode=mode)
     prediction = predict(program, costs, replication=replication)
     figures = figures_of(prediction)
@@ -272,11 +276,13 @@ def export(
             "zero3,residency=2,look_ahead=1. Default: what a file has.",
         ),
     ] = None,
+    slices: Slices = None,
 ) -> Result:
     """Write a schedule in torch's CSV form."""
     from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
     from engine.plan.program import to_csv
     from ppbench.prediction import ProgramRequest, program_of, with_transfers
+    from ppbench.prediction.amounts import read_slices
     from ppbench.prediction.replicas import with_sharding
 
     for given, value in {"--policy": policy, "--look-ahead": look_ahead}.items():
@@ -290,7 +296,7 @@ def export(
         raise UsageError(f"--look-ahead: must be at least 0, got {look_ahead}")
     if look_ahead is not None and posting is not Policy.EARLY:
         raise UsageError("--look-ahead: applies only with --policy early; leave it out")
-    request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
+    request = ProgramRequest(name, ranks, microbatches, stages_per_rank, read_slices(slices))
     written = program_of(request, is_replicated=True)
     num_ahead = DEFAULT_LOOK_AHEAD if look_ahead is None else look_ahead
     program = with_transfers(written, posting, num_ahead) if with_communication else written

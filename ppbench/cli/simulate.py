@@ -18,6 +18,7 @@ from ppbench.cli.options import (
     Ranks,
     ReplicaFactors,
     Sharding,
+    Slices,
     StagesPerRank,
 )
 from ppbench.display.document import Facts, Result
@@ -76,10 +77,11 @@ def simulate(
     replica_factors: ReplicaFactors = None,
     held: HasHeld = False,
     mode: Mode = "train",
+    slices: Slices = None,
 ) -> Result:
     """Predict makespan, bubble and peak activations of a schedule, or of all."""
     from ppbench.prediction import ProgramRequest, predict, program_of
-    from ppbench.prediction.amounts import read_costs, read_transfers
+    from ppbench.prediction.amounts import read_costs, read_slices, read_transfers
     from ppbench.prediction.replicas import may_be_two_way, read_replication
 
     conditions = (
@@ -94,7 +96,7 @@ def simulate(
         ),
     )
     has_collectives = conditions[-1] is not None
-    request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
+    request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank, read_slices(slices))
     if held and has_collectives:
         raise UsageError("--held: leaves collectives out; leave --replicas and --collectives out")
     if schedule == ALL:
@@ -131,14 +133,18 @@ def _compared(
     mode: str,
 ) -> Result:
     """A row per registered schedule: its figures, or why it cannot have this shape."""
+    from engine.plan.program import EVALUATE
     from engine.plan.schedules.registry import SCHEDULES
     from ppbench.prediction import predict, program_of
     from ppbench.prediction.amounts import number
 
     records: list[dict[str, object]] = []
     refusals: list[UsageError] = []
-    for name in SCHEDULES:
-        named = request._replace(schedule=name)
+    for name, schedule in SCHEDULES.items():
+        if schedule.in_slices is not None and not request.slices:  # without any it is another one
+            continue
+        is_sliced = schedule.in_slices is not None or mode == EVALUATE
+        named = request._replace(schedule=name, slices=request.slices if is_sliced else ())
         try:
             prediction = predict(program_of(named, mode=mode), *conditions)
         except UsageError as error:

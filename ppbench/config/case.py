@@ -219,6 +219,19 @@ class Case:
         "stages of a rank; of a program file the most of any rank",
         in_file=AUTO,
     )
+    slices_number: int = setting(
+        1, whole(1, 65_536), "slices that the sequences of each microbatch come in"
+    )
+    slices_lengths: str | tuple[int, ...] = setting(
+        "even",
+        kinds.SLICE_LENGTHS,
+        "tokens of each slice: `even`, `balanced` (all take as long), or a list",
+    )
+    slices_attention: float = setting(
+        0.0,
+        up_to(1),
+        "share of attention in the time of a microbatch; a slice attends to all before it",
+    )
     memory_limit: str = setting(
         "none",
         kinds.MEMORY_LIMIT,
@@ -572,7 +585,7 @@ class TrackSettings:
 def _declared() -> Iterator[Setting]:
     """Every setting, with its key and its meaning."""
     yield Setting(kinds.SWEEP_NAME, "name of the sweep", "", "it names the whole sweep", key="name")
-    sections = ("model", "data", "train", "launch", "transfer", "sharding", "emulated")
+    sections = ("model", "data", "train", "launch", "transfer", "sharding", "slices", "emulated")
     owners: tuple[tuple[str, type, str], ...] = (
         ("", Case, ""),
         ("measure.", Measure, ""),

@@ -26,6 +26,7 @@ from engine.plan.schedules.registry import (
     CSV_PREFIX,
     ScheduleError,
     ShapeError,
+    check_slices,
     shape_of,
 )
 from ppbench.config.case import SETTINGS, TIMES, VARIABLE, Case, Measure, setting_of
@@ -72,6 +73,9 @@ def problems_of_settings(
     With `is_of_this_tree` false the case runs where other files are, so files are not checked.
     """
     has_program = is_of_this_tree or not case.schedule.startswith(CSV_PREFIX)
+    if problem := _of_slices(case):
+        yield problem
+        return
     if has_program:
         yield from _of_schedule(case)
     yield from _of_needs(case, measure)
@@ -111,6 +115,7 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
     try:
         if not case.schedule.startswith(CSV_PREFIX):
             shape_of(case.schedule, case.world_size, case.num_microbatches, case.stages_per_rank)
+            check_slices(case.schedule, case.slices_number, case.mode)
             return
         program = program_of(case)
         prove(program, case)
@@ -128,6 +133,22 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
         if most != case.stages_per_rank:
             message = f"{case.schedule} has {most} stages on a rank, got {case.stages_per_rank}"
             yield Problem("stages_per_rank", message)
+
+
+def _of_slices(case: Case) -> Problem | None:
+    """The problem of slices that the sequences cannot be cut into."""
+    num, seq_len, listed = case.slices_number, case.seq_len, case.slices_lengths
+    if num == 1 or not isinstance(seq_len, int):
+        return None
+    if num > seq_len:
+        return Problem(
+            "slices.number", f"{num} slices of {seq_len} tokens; at most seq_len {seq_len}"
+        )
+    if not isinstance(listed, str) and (len(listed), sum(listed)) != (num, seq_len):
+        given = f"{brief(listed)} has {len(listed)} slices of {sum(listed)} tokens in all"
+        expected = f"expected slices.number {num}, of seq_len {seq_len}"
+        return Problem("slices.lengths", f"{given}; {expected}")
+    return None
 
 
 @functools.cache

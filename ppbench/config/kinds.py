@@ -341,6 +341,11 @@ PARTITION = Kind(
     ),
     (int,),
 )
+SLICE_LENGTHS = Kind(
+    '"even", "balanced" or the number of tokens of each slice, such as [40, 32, 28, 28]',
+    lambda value: value if value in ("even", "balanced") else some(value, whole(1, MAX_SEQ_LEN)),
+    (int,),
+)
 RECOMPUTE = Kind(
     "true, false or a list with one for each stage, as in [true, false]",
     lambda value: some(value, FLAG) if isinstance(value, list | tuple) else FLAG.read(value),

@@ -47,6 +47,7 @@ from engine.plan.schedules.registry import (
     build_program,
     find_schedule,
 )
+from engine.plan.slices import balanced_lengths, even_lengths, shares_of
 from engine.plan.walk import of_kinds
 from ppbench.config.case import SETTINGS, TIMES, Case
 from ppbench.config.described import ask
@@ -67,8 +68,28 @@ def program_of(case: Case) -> Program:
     shape, has_pairs = (case.schedule, case.world_size, case.num_microbatches), has_pairs_of(case)
     if case.schedule.startswith(CSV_PREFIX):
         how: dict[str, Any] = {"is_replicated": case.replicas > 1, "mode": case.mode}
-        return _program_of_file(*shape, case.program_digest, **how, has_pairs=has_pairs)
-    return build_program(*shape, case.stages_per_rank, mode=case.mode, has_pairs=has_pairs)
+        how |= {"has_pairs": has_pairs, "slices": slices_of(case)}
+        return _program_of_file(*shape, case.program_digest, **how)
+    how = {"mode": case.mode, "has_pairs": has_pairs, "slices": slices_of(case)}
+    return build_program(*shape, case.stages_per_rank, **how)
+
+
+def slice_lengths_of(case: Case) -> tuple[int, ...]:
+    """The tokens of each slice of a sequence; none where microbatches are whole."""
+    num, lengths = case.slices_number, case.slices_lengths
+    if num == 1 or not isinstance(case.seq_len, int):
+        return ()
+    if not isinstance(lengths, str):
+        return lengths
+    if lengths == "balanced":
+        return balanced_lengths(case.seq_len, num, case.slices_attention)
+    return even_lengths(case.seq_len, num)
+
+
+def slices_of(case: Case) -> tuple[float, ...]:
+    """The share of each slice in the time of its microbatch; none where they are whole."""
+    lengths = slice_lengths_of(case)
+    return shares_of(lengths, case.slices_attention) if lengths else ()
 
 
 def has_pairs_of(case: Case) -> bool:
@@ -141,11 +162,12 @@ def durations_of(case: Case) -> Durations:
     """The durations of each stage of an emulated case.
 
     One number is the time of a rank's whole share, divided among its stages. An evaluation may have
-    none of a backward.
+    none of a backward. Times are of whole microbatches, durations the mean over slices of one.
     """
     num, share = num_stages_of(case), case.world_size / depth_of(case)
+    part = 1 / case.slices_number
     times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
-    forward, first, second = (_ns_of_each(listed or (0.0,), num, share) for listed in times)
+    forward, first, second = (_ns_of_each(listed or (0.0,), num, share, part) for listed in times)
     pair_ns = _ns_of_each(case.emulated_FB_ms, num, share) or None
     return Durations(forward, first, second, pair_ns=pair_ns)
 
@@ -161,11 +183,13 @@ def collective_ns_of(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return _ns_of_each(case.emulated_gather_ms, num), _ns_of_each(case.emulated_reduce_ms, num)
 
 
-def _ns_of_each(listed: tuple[float, ...], num: int, share: float = 1.0) -> tuple[int, ...]:
-    """Nanoseconds of each stage or link: as listed, or a share of one number for all."""
+def _ns_of_each(
+    listed: tuple[float, ...], num: int, share: float = 1.0, part: float = 1.0
+) -> tuple[int, ...]:
+    """Nanoseconds of a part of each stage or link: as listed, or a share of one number for all."""
     if len(listed) == 1:
-        return (round(listed[0] * NS_PER_MS * share),) * num
-    return tuple(round(ms * NS_PER_MS) for ms in listed)
+        return (round(listed[0] * NS_PER_MS * share * part),) * num
+    return tuple(round(ms * NS_PER_MS * part) for ms in listed)
 
 
 def lowered_of(case: Case, program: Program | None = None) -> Program:
@@ -232,12 +256,13 @@ def bubble_in_theory(case: Case, program: Program) -> float:
     Durations are the emulated ones, else equal stages with F = I = W. Ranks wait for each other in
     each step where the case says so.
     """
-    unit = program.num_stages  # so that a stage's time is a whole number
+    # So that the time of a stage is a whole number, and that of a slice of it nearly one.
+    unit = program.num_stages * (1_000_000 if program.slices else 1)
     durations = uniform(program.placement, unit, unit, unit)
     if case.is_emulated:
         durations = durations_of(case)
     period = period_ns(program, durations, meets=case.meets)
-    if durations.pair_ns is None:
+    if durations.pair_ns is None and not program.slices:
         compute_ns = sum(map(mul, program.num_of_kind, durations.by_kind(program.num_stages)))
     else:
         compute_ns = sum(took_by(program.compute_only(), durations))

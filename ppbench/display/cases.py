@@ -35,6 +35,8 @@ KNOBS = (
     "replicas",
     "num_microbatches",
     "stages_per_rank",
+    "slices_number",
+    "slices_lengths",
     "memory_limit",
     "program_digest",
     "model_partition",
@@ -60,8 +62,9 @@ _COUNTED = {
     "num_microbatches": ("microbatch", "microbatches"),
     "seq_len": ("token", "tokens"),
     "stages_per_rank": ("stage per rank", "stages per rank"),
+    "slices_number": ("slice", "slices"),
 }
-_SECTIONS = ("model_", "data_", "train_", "launch_", "transfer_", "emulated_")
+_SECTIONS = ("model_", "data_", "train_", "launch_", "transfer_", "slices_", "emulated_")
 _FOLLOW_SCHEDULE = ("stages_per_rank", "program_digest")
 """Settings that usually depend on the schedule."""
 NOT_GIVEN = "[]"  # an empty list, such as the stage times of a run that is not emulated

@@ -1,6 +1,6 @@
 """Colours of ops, schedules and idle time, distinct for every kind of colour vision; names of ops.
 
-These are the eight colours of Okabe and Ito (2008) and, for further schedules, seven that keep the
+These are the eight colours of Okabe and Ito (2008) and, for further schedules, eight that keep the
 same distance from them and from each other, as a test measures. They are chosen by hand rather than
 taken from plotly's default cycle, so that an op has the same colour in every figure. Forward work
 is blue, backward work is warm.
@@ -20,6 +20,7 @@ PURPLE, GREY = "#CC79A7", "#999999"
 FOREST, MINT, INDIGO = "#117733", "#9FE2BF", "#2E2E8F"
 BROWN, WINE = "#8C2D04", "#882255"
 VIOLET, PLUM = "#7755DD", "#550055"
+OLIVE = "#A5B469"
 MEDIUM_BLUE = "#2A8BC4"  # for small marks: contrasts with white and with near-black
 
 OP_COLORS: dict[Op, str] = {
@@ -91,6 +92,7 @@ TRACK_COLOR = "rgba(128,128,128,0.09)"
 SCHEDULE_CYCLE = (
     SKY,
     VERMILLION,
+    OLIVE,
     ORANGE,
     BLUE,
     GREEN,

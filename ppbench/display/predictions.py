@@ -23,7 +23,10 @@ def shape_text(prediction: Prediction) -> str:
         counts.append(f"{counted(replication.replicas, 'replica')} sharing by {sharding}")
     if program.num_stages > program.world_size:
         counts.append(counted(program.num_stages, "stage"))
-    counts.append(counted(program.num_microbatches, "microbatch"))
+    num_slices = max(1, len(program.slices))
+    counts.append(counted(program.num_microbatches // num_slices, "microbatch"))
+    if program.slices:
+        counts[-1] += f" of {counted(num_slices, 'slice')}"
     return ", ".join([*counts, costs_text(prediction.costs)])
 
 

@@ -67,6 +67,7 @@ class Candidate:
             shape.microbatch_size,
             shape.num_microbatches,
             self.layout.recompute,
+            shape.num_slices,
         )
 
     @property

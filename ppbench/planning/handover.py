@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from engine.plan.program import Placement, Program, loop_placement, to_csv, v_placement
 from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES
@@ -35,6 +36,10 @@ _ALWAYS = (
     *("train.microbatch_size", "train.recompute"),
 )
 """Keys of a sweep file that say which pipeline it is; others only where they are not as usual."""
+WHOLE: dict[str, Any] = {
+    name: getattr(Case, name) for name in ("slices_number", "slices_lengths", "slices_attention")
+}
+"""The settings of microbatches that do not come in slices."""
 EMBEDDINGS, NORM, HEAD = "tok_embeddings", "norm", "output"
 """torchtitan's modules around the layers; its latest models call the head `lm_head`."""
 
@@ -60,6 +65,7 @@ def case_of(one: Configuration, case: Case, file: Path) -> Case:
         world_size=one.ranks,
         stages_per_rank=one.stages_per_rank,
         num_microbatches=one.num_microbatches,
+        **({} if one.num_slices > 1 else WHOLE),
         train_microbatch_size=one.microbatch_size,
         model_partition=one.layers,
         train_recompute=any(one.recompute),

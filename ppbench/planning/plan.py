@@ -27,7 +27,8 @@ class PlanRequest:
     the `replicas` of the pipeline, which all train in a step and share by the policy `sharding`.
     Without `microbatch_sizes`, all that have costs and divide the global batch are tried.
     `recompute` is "none", "all" layers, or "auto": those of the fewest stages, where a rank would
-    not fit. Ranks meet after a step, or go on by themselves (`engine.plan.period`).
+    not fit. Ranks meet after a step, or go on by themselves (`engine.plan.period`). Schedules that
+    take microbatches in slices are tried with these `slices`, each with its share of the time.
     """
 
     ranks: tuple[int, ...]
@@ -41,6 +42,7 @@ class PlanRequest:
     replicas: int = 1
     sharding: str = "ddp"
     meets: bool = True
+    slices: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Configuration:
     microbatch_size: int
     num_microbatches: int
     recompute: tuple[bool, ...]
+    num_slices: int = 1  # that each microbatch comes in
 
     @property
     def partition(self) -> list[range]:

@@ -10,7 +10,7 @@ import itertools
 from dataclasses import replace
 
 from engine.plan.model_costs import LinkCosts
-from engine.plan.predict import WalkedStep, predict
+from engine.plan.predict import Durations, WalkedStep, predict
 from engine.plan.sizes import exact_text, size_text
 from ppbench.display.units import milliseconds
 from ppbench.planning.cost_set import CostSet, Setting
@@ -26,7 +26,8 @@ from ppbench.planning.plan import (
 )
 from ppbench.planning.search import OnProgress, Search, frontier_of, preference
 from ppbench.planning.solver.bounds import lower_bound
-from ppbench.planning.solving import most_room, problem_of
+from ppbench.planning.solver.problem import Problem
+from ppbench.planning.solving import least_step_of, most_room, problem_of
 from ppbench.planning.space import Shape, shapes, sizes_of
 from ppbench.planning.stages import (
     TIMES,
@@ -83,13 +84,12 @@ def make_plan(
     for candidate in sorted(filter(search.fits, search.found), key=preference):
         by_shape.setdefault(candidate.shape, candidate)
     chosen = list(by_shape.values())  # the best of each shape, the best first
-    # By microbatch size and directions.
-    link, drawn = costs.link, dict[tuple[int, int], list[StageTable]]()
+    link, drawn = costs.link, dict[tuple[int, int, int], list[StageTable]]()
 
     def proposed(candidate: Candidate) -> Proposal:
         """A candidate with its interval, bound and figures."""
         shape, step_ns = candidate.shape, candidate.step_ns
-        if (key := (shape.microbatch_size, shape.directions)) not in drawn:
+        if (key := shape.key_of_costs) not in drawn:
             drawn[key] = drawn_tables(search.table(*key).models)
         room = most_room(shape.placement, candidate.stages, request.memory_bytes)
         problem = problem_of(shape, candidate.stages, link, room, meets=request.meets)
@@ -99,7 +99,7 @@ def make_plan(
             candidate.program,
             step_ns,
             *interval_of(candidate, drawn[key], link),
-            min(lower_bound(problem), step_ns),
+            min(_bound_ns(problem, shape, candidate), step_ns),
             candidate.peak_bytes,
             1 - _computing_ns(candidate) / (shape.ranks * step_ns - sum(problem.optimizers)),
             tokens / step_ns * 1e9,
@@ -131,7 +131,12 @@ def make_plan(
         if better := [point for point in within if point.step_ns <= enough]:
             goal = min(point.step_ns for point in better) * (1 + LEAST_GAIN)
             more_memory = next(point for point in better if point.step_ns <= goal)
-    notes = []  # what was left out for want of costs
+    notes = []  # what was left out for want of costs, or taken for granted
+    if any(one.configuration.num_slices > 1 for one in proposals):
+        notes.append(
+            "A slice is taken to need its share of what a whole microbatch was measured to need; "
+            "short slices may need more."
+        )
     sizes = sizes_of(request, costs)
     wanted = [size for size in request.microbatch_sizes if request.global_batch % size == 0]
     if missing := ", ".join(str(size) for size in wanted if size not in sizes):
@@ -184,7 +189,7 @@ def make_plan(
 def simulated(plan: Plan, proposal: Proposal) -> WalkedStep:
     """The step of a proposal, action by action, without its optimizer."""
     one = proposal.configuration
-    key = one.microbatch_size, one.placement.directions
+    key = one.microbatch_size, one.placement.directions, one.num_slices
     table = Search(plan.request, plan.costs, lambda *_: None, 0).table(*key)
     stages = table.of_all(one.partition, one.recompute)
     return predict(proposal.program, durations_of(stages), transfers_of(plan.costs.link, stages))
@@ -253,6 +258,26 @@ def _computing_ns(candidate: Candidate) -> int:
     took = durations_of(candidate.stages).by_kind(len(candidate.stages))
     counts = candidate.program.compute_only().num_of_kind
     return sum(count * ns for count, ns in zip(counts, took, strict=True))
+
+
+def _bound_ns(problem: Problem, shape: Shape, candidate: Candidate) -> int:
+    """A bound on the step of every program for a candidate's placement and stages.
+
+    Of slices, none takes less than the shortest, and all of them together what they do.
+    """
+    slices = candidate.program.slices
+    if not slices:
+        return lower_bound(problem)
+    shortest, given = min(slices) * len(slices), problem.durations
+    least = Durations(
+        *(
+            tuple(int(shortest * ns) for ns in times)
+            for times in (given.forward_ns, given.input_ns, given.weight_ns, given.whole_ns)
+        )
+    )
+    stages = candidate.stages
+    busy_ns = least_step_of(shape, stages, meets=False)
+    return max(lower_bound(replace(problem, durations=least)), busy_ns)
 
 
 def _step_with(candidate: Candidate, link: LinkCosts) -> int:

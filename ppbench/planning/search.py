@@ -24,7 +24,7 @@ from ppbench.planning.plan import AUTO, FrontierPoint, PlanRequest
 from ppbench.planning.replicas import with_copies
 from ppbench.planning.solving import least_step_of, one_by_one, solved
 from ppbench.planning.space import Shape, least_layers, least_step_ns, model_of, shapes
-from ppbench.planning.stages import StageTable, never_quicker
+from ppbench.planning.stages import StageTable, in_slices, never_quicker
 
 OnProgress = Callable[[str, int, int], None]
 """Gets what is being done, how many of its parts are done, and how many there are."""
@@ -66,7 +66,7 @@ class Search:
         self.effort = effort
         self.found: list[Candidate] = []
         self.climbs: list[Climb] = []
-        self._tables: dict[tuple[int, int], StageTable] = {}
+        self._tables: dict[tuple[int, int, int], StageTable] = {}
         self._fits: dict[Shape, Fit] = {}
         self._partitions: dict[tuple[Placement, int], list[Partition]] = {}
 
@@ -112,19 +112,23 @@ class Search:
         """The fewest layers of each part."""
         return least_layers(self.model(shape), shape.placement.depth)
 
-    def table(self, size: int, directions: int = 1) -> StageTable:
-        """The costs of stages for a microbatch size; those of copies sum their gradients."""
-        if (size, directions) not in self._tables:
+    def table(self, size: int, directions: int = 1, num_slices: int = 1) -> StageTable:
+        """The costs of stages for a microbatch size; those of copies sum their gradients.
+
+        They are of one slice where microbatches come in several.
+        """
+        key = size, directions, num_slices
+        if key not in self._tables:
             wanted = {AUTO: (False, True), "none": (False,), "all": (True,)}
             known = self.costs.by_setting
             settings = {on: Setting(size, on) for on in wanted[self.request.recompute]}
             models = {
-                on: with_copies(self.costs, known[setting], directions)
+                on: in_slices(with_copies(self.costs, known[setting], directions), num_slices)
                 for on, setting in settings.items()
                 if setting in known
             }
-            self._tables[size, directions] = StageTable(never_quicker(models))
-        return self._tables[size, directions]
+            self._tables[key] = StageTable(never_quicker(models))
+        return self._tables[key]
 
     def fit(self, shape: Shape) -> Fit:
         """A shape with its program, made once; for the solver, that which needs least memory."""
@@ -134,8 +138,9 @@ class Search:
                 program = one_by_one(shape.placement, num_microbatches)
             else:
                 given = shape.schedule, shape.ranks, num_microbatches, shape.stages_per_rank
-                program = build_program(*given)
-            table, request = self.table(shape.microbatch_size, shape.directions), self.request
+                slices = self.request.slices if shape.num_slices > 1 else ()
+                program = build_program(*given, slices=slices)
+            table, request = self.table(*shape.key_of_costs), self.request
             how = table, self.costs, request.recompute
             self._fits[shape] = Fit(shape, program, *how, meets=request.meets)
         return self._fits[shape]

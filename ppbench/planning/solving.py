@@ -41,10 +41,10 @@ def problem_of(
     left = [stage.held_after_input for stage in stages]
     everything = [0] * shape.ranks
     for rank, most in zip(placement.ranks, map(max, taken, left), strict=True):
-        everything[rank] += shape.num_microbatches // shape.directions * most
+        everything[rank] += shape.num_microbatches * shape.num_slices // shape.directions * most
     return Problem(
         placement,
-        shape.num_microbatches,
+        shape.num_microbatches * shape.num_slices,
         durations_of(stages),
         tuple(everything if room is None else map(min, everything, room)),
         tuple(taken),
@@ -127,5 +127,5 @@ def least_step_of(shape: Shape, stages: Sequence[StageCosts], *, meets: bool) ->
     for rank, stage in zip(shape.placement.ranks, stages, strict=True):
         first.setdefault(rank, arrived)
         arrived += round(stage.forward_ns)
-        least[rank] += shape.num_microbatches * round(stage.quickest_ns)
+        least[rank] += shape.num_microbatches * shape.num_slices * round(stage.quickest_ns)
     return max(load + (first[rank] if meets else 0) for rank, load in enumerate(least))

@@ -26,6 +26,7 @@ class Shape(NamedTuple):
     placement: Placement
     microbatch_size: int
     num_microbatches: int
+    num_slices: int = 1  # that each microbatch comes in
 
     @property
     def ranks(self) -> int:
@@ -34,6 +35,11 @@ class Shape(NamedTuple):
     @property
     def stages_per_rank(self) -> int:
         return self.placement.num_stages // self.placement.world_size
+
+    @property
+    def key_of_costs(self) -> tuple[int, int, int]:
+        """What the costs of its stages depend on: `Search.table` takes it."""
+        return self.microbatch_size, self.directions, self.num_slices
 
     @property
     def directions(self) -> int:
@@ -57,9 +63,12 @@ def shapes(request: PlanRequest, costs: CostSet) -> Iterator[Shape]:
                         except ShapeError:
                             continue
                         placements = [find_schedule(schedule).place(ranks, v)]
-                    for placement in placements:
+                    num_slices = 1
+                    if schedule != AUTO and find_schedule(schedule).in_slices is not None:
+                        num_slices = len(request.slices)  # with none it is another schedule
+                    for placement in placements if num_slices else []:
                         if sum(least_layers(model, placement.depth)) <= len(model.layers):
-                            yield Shape(schedule, placement, size, num_microbatches)
+                            yield Shape(schedule, placement, size, num_microbatches, num_slices)
 
 
 def placements_of(world_size: int, stages_per_rank: int) -> list[Placement]:

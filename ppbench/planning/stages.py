@@ -41,6 +41,36 @@ class StageTable:
         return tuple(self.of(partition, stage, is_on) for stage, is_on in enumerate(recompute))
 
 
+PARTIAL = 6
+"""Messages' worth of bytes that a layer of a sliced microbatch keeps beyond its activations.
+
+Keys and values are no larger than a message each. Their buffers are whole from the first slice on
+and until the last backward, so those of two microbatches may be there in part, and the gradients
+that wait for earlier slices of one."""
+
+
+def in_slices(model: ModelCosts, num_slices: int) -> ModelCosts:
+    """The costs of a slice of a microbatch, the mean over all; its gradients are whole."""
+    if num_slices == 1:
+        return model
+
+    def cut(layer: StageCosts) -> StageCosts:
+        whole = {name: getattr(layer, name) for name in _OF_TOKENS}
+        times = {name: ns / num_slices for name, ns in whole.items() if name in TIMES}
+        sizes = {name: -(-n // num_slices) for name, n in whole.items() if name not in TIMES}
+        kept = layer.static_bytes + PARTIAL * layer.message_bytes
+        return replace(layer, **times, **sizes, static_bytes=kept)
+
+    return model.with_each(cut)
+
+
+_OF_TOKENS = (
+    *(name for name in TIMES if name != "optimizer_ns"),
+    *("held_after_forward", "held_after_input", "transient_bytes", "message_bytes", "input_bytes"),
+)
+"""What a slice has a part of."""
+
+
 def never_quicker(models: Mapping[bool, ModelCosts]) -> dict[bool, ModelCosts]:
     """The costs of a model, of which recomputing is never quicker: where it is, that is noise."""
     if len(models) < 2:

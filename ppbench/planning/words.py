@@ -195,6 +195,8 @@ def pipeline_text(one: Configuration) -> str:
     name = "a program of the solver (auto)" if one.schedule == AUTO else one.schedule
     stages = counted(one.stages_per_rank, "stage")
     sequences = counted(one.microbatch_size, "sequence")
+    if one.num_slices > 1:
+        sequences += f" in {one.num_slices} slices"
     text = (
         f"{name} with {stages} per rank on {counted(one.ranks, 'rank')}, "
         f"{counted(one.num_microbatches, 'microbatch')} of {sequences}, layers by stage "

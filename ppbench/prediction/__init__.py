@@ -59,6 +59,7 @@ from ppbench.prediction.amounts import (
     UnitCosts,
     number,
     read_costs,
+    read_slices,
     read_transfers,
 )
 from ppbench.prediction.replicas import Replication, sharding_text
@@ -105,7 +106,7 @@ class Prediction:
     @property
     def peaks(self) -> list[Fraction]:
         """Peak activations of each rank, in microbatches of a rank's share."""
-        share = share_of_stage(self.program)
+        share = share_of_action(self.program)
         return [peak * share for peak in peak_activations(self.program.compute_only())]
 
     @cached_property
@@ -180,7 +181,8 @@ class Prediction:
             "schedule": program.schedule,
             "ranks": program.world_size,
             **of_replicas,
-            "microbatches": program.num_microbatches,
+            "microbatches": program.num_microbatches // max(1, len(program.slices)),
+            **({"slices": len(program.slices)} if program.slices else {}),
             "stages_per_rank": number(Fraction(program.num_stages, program.world_size)),
             "num_stages": program.num_stages,
             "placement": placement_word(program),
@@ -221,7 +223,7 @@ class Prediction:
 
     def held_over_time(self) -> list[list[tuple[float, float]]]:
         """Activations of each rank over time: (since, in s; number, in the unit of `peaks`)."""
-        share = share_of_stage(self.program)
+        share = share_of_action(self.program)
         return [
             [
                 (number(Fraction(held.time_ns, self.ticks_per_s)), number(held.num * share))
@@ -244,7 +246,7 @@ def predict(
     at their mean costs, and one in which they are alike only. Raises UsageError where collectives
     break the policy or could hang, and for transfers that block their sender beside replicas.
     """
-    share = share_of_stage(program)
+    share = share_of_action(program)
     stage_costs = [cost * share for cost in costs if cost is not None]
     steps = list[Replication]()
     if replication is not None:
@@ -255,7 +257,9 @@ def predict(
     times = [*stage_costs, transfers.duration_s]
     for one in steps:
         times += [one.gather_s, one.reduce_s, *(f * c for f in one.factors for c in stage_costs)]
-    ticks_per_s = math.lcm(*(time.denominator for time in times))
+    # The time of a slice is a whole number, too, where its share has few digits.
+    fineness = 1000 * len(program.slices) ** 2 if program.slices else 1
+    ticks_per_s = math.lcm(*(time.denominator for time in times)) * fineness
 
     def ticks(seconds: Fraction) -> tuple[int, ...]:
         """So long for every stage."""
@@ -294,9 +298,9 @@ def durations_of(*given: tuple[int, ...]) -> Durations:
     return Durations(forward_ns, input_ns, weight_ns, pair_ns=pairs[0] if pairs else None)
 
 
-def share_of_stage(program: Program) -> Fraction:
-    """The share of a stage in what its rank has to do for a microbatch."""
-    return Fraction(program.world_size, program.placement.depth)
+def share_of_action(program: Program) -> Fraction:
+    """The share of one computation in those of its op that a rank has for a whole microbatch."""
+    return Fraction(program.world_size, program.placement.depth * max(1, len(program.slices)))
 
 
 @contextmanager
@@ -318,6 +322,7 @@ _OPTIONS = {
     "num_microbatches": "--microbatches",
     "stages_per_rank": "--stages-per-rank",
     "mode": "--mode",
+    "slices.number": "--slices",
 }
 
 
@@ -328,6 +333,7 @@ class ProgramRequest(NamedTuple):
     ranks: int | None
     microbatches: int | None
     stages_per_rank: int | None
+    slices: tuple[float, ...] = ()  # as a program has them
 
 
 def program_of(
@@ -350,7 +356,7 @@ def program_of(
             if p is None or m is None:  # completed from the file; `build_program` compares the two
                 written = read_csv(Path(request.schedule.removeprefix(CSV_PREFIX)))
                 p = written.world_size if p is None else p
-                m = written.num_microbatches if m is None else m
+                m = written.num_microbatches // max(1, len(request.slices)) if m is None else m
             shape = Shape(p, 1, m)
         else:
             # Raises UsageError for a missing or impossible number.
@@ -365,8 +371,9 @@ def program_of(
                     raise UsageError(f"{option}: must be at least 1, got {value}")
             p, m = int(request.ranks or 0), int(request.microbatches or 0)
             shape, what = Shape(p, v, m), ""
-            if (num_actions := 3 * p * v * m) > MOST_ACTIONS:
-                shares = f"{p:,} ranks x {v:,} stages per rank x {m:,} microbatches"
+            num_each = m * max(1, len(request.slices))
+            if (num_actions := 3 * p * v * num_each) > MOST_ACTIONS:
+                shares = f"{p:,} ranks x {v:,} stages per rank x {num_each:,} microbatches"
                 what = f"{shares} make up to {num_actions:,} actions, too many to plan"
             elif (num_places := p * p * v) > MOST_ACTIONS:
                 what = f"{p:,} ranks x {p * v:,} stages = {num_places:,} are too many to plan"
@@ -381,6 +388,7 @@ def program_of(
                 is_replicated=is_replicated,
                 mode=mode,
                 has_pairs=True,
+                slices=request.slices,
             )
             if most_drawn is not None and program.num_computations > most_drawn:
                 raise UsageError(
@@ -397,12 +405,14 @@ def program_of(
         raise UsageError(f'unknown schedule "{request.schedule}"{hint}') from None
     except ShapeError as error:
         fix = ""  # the values that would be accepted
-        if request.schedule.startswith(CSV_PREFIX) and error.key != "mode":
+        if error.key in ("mode", "slices.number"):
+            pass
+        elif request.schedule.startswith(CSV_PREFIX):
             fix = "; leave it out"
         elif error.key == "stages_per_rank":
             allowed = find_schedule(request.schedule).stages_per_rank
             fix = f"; leave it out for {allowed.default}"
-        elif error.key != "mode":
+        else:
             constraints = find_schedule(request.schedule).constraints
             p, m = request.ranks, request.microbatches
             own = [one.is_met for one in constraints if one.key == error.key]
@@ -432,15 +442,18 @@ def simulate(
     message_bytes: int = 0,
     overlap: bool = True,
     mode: str = TRAIN,
+    slices: str | None = None,
 ) -> Prediction:
     """Predict a step of a schedule, named as in a sweep file or `csv:PATH`.
 
     `cost` is seconds per microbatch and rank, `latency` seconds of every message, `bandwidth` bytes
-    per second, by default infinite. `mode` is "train" or "evaluate". Raises UsageError.
+    per second, by default infinite. `mode` is "train" or "evaluate". `slices` are how many a
+    microbatch comes in, with attention's share of its time, as in "4,attention=0.3". Raises
+    UsageError.
     """
     rate = None if bandwidth is None else str(bandwidth)
     transfers = read_transfers(str(latency), rate, message_bytes, overlaps=overlap)
-    request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
+    request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank, read_slices(slices))
     return predict(program_of(request, mode=mode), read_costs(cost), transfers)
 
 

@@ -8,12 +8,14 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import NamedTuple
 
+from engine.plan.slices import shares_of
 from ppbench.console import note
 from ppbench.errors import UsageError
 
 NS_PER_S = 10**9
 LEAST_COST, MOST_COST = Decimal("1e-15"), Decimal("1e15")
 _MOST_DIGITS = 40
+MOST_SLICES = 4096
 
 
 class UnitCosts(NamedTuple):
@@ -60,6 +62,26 @@ def read_costs(text: str) -> UnitCosts:
         problem = f"{missing[0]} is missing" if missing else "all are 0: nothing takes time"
         raise UsageError(f"--cost: {problem}; expected {_COSTS}")
     return UnitCosts(times["F"], times["I"], times["W"], times.get("FB"))
+
+
+def read_slices(text: str | None) -> tuple[float, ...]:
+    """Parse `4` or `4,attention=0.3`: the share of each slice in the time of its microbatch.
+
+    Slices have equal numbers of tokens. None: whole microbatches. Raises UsageError.
+    """
+    if text is None:
+        return ()
+    number, _, rest = text.partition(",")
+    expected = f"1 to {MOST_SLICES} slices, as in 4, or in 4,attention=0.3 with attention's share"
+    if not number.strip().isdecimal() or not 1 <= int(number) <= MOST_SLICES:
+        raise UsageError(f'--slices: got "{text}"; expected {expected} of the time of a microbatch')
+    given = read_amounts("--slices", rest, {"attention": "a share"}, expected) if rest else {}
+    attention = given.get("attention", Fraction(0))
+    if not 0 <= attention <= 1:
+        raise UsageError(
+            f"--slices: attention is {float(attention):g}; expected a share from 0 to 1"
+        )
+    return shares_of((1,) * int(number), float(attention))
 
 
 def read_amounts(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from engine.model.descriptions import Problem
 from ppbench.config.case import Case, PlanSettings
-from ppbench.config.programs import identity_of, sharding_of
+from ppbench.config.programs import identity_of, sharding_of, slices_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep, note_unmet
 from ppbench.planning.cost_file import read_costs_file
@@ -35,6 +35,7 @@ _DECISIVE = (
     *("model_preset", "model_weights", "model_dtype", "model_split", "model_split_points"),
     *("model_layers", "model_before_layers", "model_after_layers"),
     *("replicas", "sharding_policy", "seq_len", "device", "mode"),
+    *("slices_number", "slices_lengths", "slices_attention"),
     *("train_optimizer", "train_autocast", "train_compile", "launch_threads_per_rank"),
 )
 """Settings of the cases that a plan is made for: they must be the same in all."""
@@ -125,6 +126,7 @@ def request_of(sweep: Sweep) -> PlanRequest:
         replicas=case.replicas,
         sharding=case.sharding_policy,
         meets=case.meets,
+        slices=slices_of(case),
     )
     return replace(given, schedules=settings.schedules) if settings.schedules else given
 

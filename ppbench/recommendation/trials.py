@@ -37,7 +37,7 @@ from ppbench.store import Store
 
 _VARIED = (
     *("schedule", "stages_per_rank", "num_microbatches", "train_microbatch_size"),
-    *("model_partition", "train_recompute"),
+    *("model_partition", "train_recompute", "slices_number"),
 )
 
 

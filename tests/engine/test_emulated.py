@@ -74,7 +74,7 @@ def test_a_pair_is_one_action_whose_halves_share_its_time(ranks):
     took, mates = took_by(program, durations), program.mates
     halves = [half for at, mate in enumerate(mates) if mate >= 0 for half in (at, mate)]
     of_pairs = {program.table.at(at): took[at] for at in halves}
-    emulation = Emulation(durations, of_pairs=of_pairs)
+    emulation = Emulation(durations, of_actions=of_pairs)
     outcomes = ranks.run(2, emulate, config("dualpipe", 2, 6, has_pairs=True), emulation)
     spans = [span for results, _ in outcomes for span in results[1].spans]
     at = {Action(span.stage, span.op, span.microbatch): span for span in spans}

@@ -6,6 +6,7 @@
     zb_h2              2(p-1-r)                I, W 2r later      1
     interleaved_1f1b   (v-1)k + 2(p-1-r)       B                  v, k microbatches in turn
     interleaved_zb     (v-1)k + (p-1-r)        I, W r later       v, k microbatches in turn
+    seq1f1b            p-1-r + k-1             B                  1, k slices of a microbatch
 
 "W r later" means that r backwards are done before the first W, and each further backward is
 followed by one W: the W that rank r puts off fill the end of its row, where it would wait.
@@ -36,6 +37,15 @@ second, and so on. k = m / max(1, m // p), which is p where p divides m. p = 2, 
 
     rank 0: 0F0 0F1 2F0 2F1 .   .   2B0 2B0 .   2B1 2B1 0B0 0B0 0B1 0B1
     rank 1: .   1F0 1F1 3F0 3B0 3B0 3F1 3B1 3B1 1B0 1B0 1B1 1B1 .   .
+
+Seq1F1B is Sun et al., "Seq1F1B: Efficient Sequence-Level Pipeline Parallelism", arXiv 2406.03488.
+A microbatch here is a slice of one of the batch's: of k slices, slice j of microbatch m has the
+number mk + j. Forwards come in order; of the slices of a microbatch, the last has the first
+backward. Slices take a kth of the time, and so does what a rank waits. p = 2, k = 2, two
+microbatches, F and B of one time unit each:
+
+    rank 0: F0 F1 F2 .  B1 F3 B0 .  B3 B2
+    rank 1: .  F0 F1 B1 F2 B0 F3 B3 B2 .
 """
 
 from __future__ import annotations
@@ -50,6 +60,24 @@ from engine.plan.table import Row, woven
 def one_f_one_b(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank. Rank r never holds more than p - r microbatches' activations."""
     return _rows(placement, num_microbatches, num_microbatches, 1, is_split=False)
+
+
+def seq1f1b(placement: Placement, num_microbatches: int, num_slices: int) -> list[Row]:
+    """Rows of actions by rank. Rank r never holds more than p - r + k - 1 slices' activations."""
+    slices, backward, last_rank = (
+        array("q", range(num_microbatches)),
+        array("q"),
+        placement.world_size - 1,
+    )
+    for first in range(0, num_microbatches, num_slices):
+        backward += slices[first : first + num_slices][::-1]
+    return [
+        woven(
+            (rank - last_rank - (num_slices - 1), Row.alike(Op.F, rank, slices)),
+            (0, Row.alike(Op.B, rank, backward)),
+        )
+        for rank in range(placement.world_size)
+    ]
 
 
 def zb_h1(placement: Placement, num_microbatches: int) -> list[Row]:

@@ -29,6 +29,7 @@ from engine.plan.schedules.one_f_one_b import (
     interleaved_zb,
     num_rounds,
     one_f_one_b,
+    seq1f1b,
     zb_h1,
     zb_h2,
 )
@@ -82,6 +83,8 @@ class Schedule:
     constraints: tuple[Constraint, ...] = ()
     pairs: Callable[[Program], Program] | None = None
     """Makes one of the forwards and backwards that stand side by side."""
+    in_slices: Callable[[Placement, int, int], list[Row]] | None = None
+    """Makes the rows where each microbatch comes in slices; the last number is how many."""
 
     @property
     def is_two_way(self) -> bool:
@@ -125,6 +128,14 @@ SCHEDULES: dict[str, Schedule] = {
             (IN_ROUNDS,),
         ),
         Schedule("looped_bfs", looped_bfs, loop_placement, ANY_STAGES, "arXiv 2211.05953"),
+        Schedule(
+            "seq1f1b",
+            one_f_one_b,
+            loop_placement,
+            ONE_STAGE,
+            "arXiv 2406.03488",
+            in_slices=seq1f1b,
+        ),
         Schedule("zb_h1", zb_h1, loop_placement, ONE_STAGE, "arXiv 2401.10241"),
         Schedule("zb_h2", zb_h2, loop_placement, ONE_STAGE, "arXiv 2401.10241"),
         Schedule(
@@ -231,6 +242,16 @@ def shape_of(
     return shape
 
 
+def check_slices(name: str, num_slices: int, mode: str) -> None:
+    """Raise ShapeError for a schedule that cannot train in slices; all can evaluate in them."""
+    if num_slices > 1 and mode == TRAIN and find_schedule(name).in_slices is None:
+        able = ", ".join(known for known, one in SCHEDULES.items() if one.in_slices)
+        reason = (
+            f"{name} takes whole microbatches, got {num_slices} slices; in slices train: {able}"
+        )
+        raise ShapeError("slices.number", reason)
+
+
 def build_program(
     name: str,
     world_size: int,
@@ -240,6 +261,7 @@ def build_program(
     is_replicated: bool = False,
     mode: str = TRAIN,
     has_pairs: bool = False,
+    slices: tuple[float, ...] = (),
 ) -> Program:
     """The program of a registered schedule, or of a CSV file (`csv:PATH`), for p ranks.
 
@@ -247,19 +269,29 @@ def build_program(
     collectives too, which one replica has no use for. To evaluate, the placement is all that a
     program leaves: see `forward_only`. Pairs of a forward and a backward are two actions in order,
     unless `has_pairs`.
+    With `slices`, the share of each in the time of its microbatch, the program's microbatches are
+    slices (`Program.slices`), and so are those of a file.
     `check` tells whether it is legal. Raises UnknownScheduleError; ShapeError where the schedule or
     file is not made for these numbers; ProgramFileError.
     """
     if name.startswith(CSV_PREFIX):
-        program = _program_of_file(name, world_size, num_microbatches, stages_per_rank)
+        given = num_microbatches * max(1, len(slices))
+        program = _program_of_file(name, world_size, given, stages_per_rank)
+        program = replace(program, slices=slices)
         program = program if is_replicated else program.without_collectives()
         return in_mode(program if has_pairs else program.in_order(), mode)
     schedule = find_schedule(name)
     shape = shape_of(name, world_size, num_microbatches, stages_per_rank)
     placement = schedule.place(world_size, shape.stages_per_rank)
-    generate = forwards if mode == EVALUATE else schedule.generate
-    table = Table.of(generate(placement, num_microbatches))
-    program = Program(schedule.name, placement, num_microbatches, table)
+    check_slices(name, len(slices), mode)
+    size = num_microbatches * max(1, len(slices))
+    if mode == EVALUATE:
+        rows = forwards(placement, size)
+    elif slices and schedule.in_slices is not None:
+        rows = schedule.in_slices(placement, size, len(slices))
+    else:
+        rows = schedule.generate(placement, size)
+    program = Program(schedule.name, placement, size, Table.of(rows), slices=slices)
     if has_pairs and schedule.pairs is not None and mode == TRAIN:
         program = schedule.pairs(program)
     return in_mode(program, mode)

@@ -195,5 +195,6 @@ def name_of(configuration: Configuration) -> str:
         counted(configuration.ranks, "rank"),
         f"{configuration.stages_per_rank} stages per rank",
         f"{counted(configuration.num_microbatches, 'microbatch')} of {each}",
+        f"{configuration.num_slices} slices",
     ]
-    return ", ".join(part for part in parts if part != "1 stages per rank")
+    return ", ".join(part for part in parts if part not in ("1 stages per rank", "1 slices"))

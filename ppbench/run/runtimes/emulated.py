@@ -21,8 +21,10 @@ class EmulatedRuntime(EngineRuntime):
         self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight = NO_FLIGHT
     ) -> None:
         durations, program = durations_of(case), agreement.lowered.compute_only()
-        took, own = took_by(program, durations), enumerate(program.mates)
-        halves = [half for at, mate in own if mate >= 0 for half in (at, mate)]
+        took, mates = took_by(program, durations), program.mates
+        own = [half for at, mate in enumerate(mates) if mate >= 0 for half in (at, mate)]
+        if program.slices:
+            own = [*range(program.table.num_actions)]
         emulation = Emulation(
             durations,
             case.emulated_jitter,
@@ -30,7 +32,7 @@ class EmulatedRuntime(EngineRuntime):
             link_ns_of(case),
             *collective_ns_of(case),
             case.emulated_replica_factors,
-            dict(zip(program.table.those(halves), map(took.__getitem__, halves), strict=True)),
+            dict(zip(program.table.those(own), map(took.__getitem__, own), strict=True)),
         )
         stages = EmulatedStages(agreement, emulation)
         try:

@@ -32,7 +32,7 @@ from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case
-from ppbench.config.programs import has_pairs_of, sharding_of
+from ppbench.config.programs import has_pairs_of, sharding_of, slice_lengths_of
 from ppbench.run.machine.placement import Place, machine_id
 
 
@@ -215,4 +215,6 @@ def trainer_config(case: Case) -> TrainerConfig:
         issue_ahead=case.launch_issue_ahead,
         mode=case.mode,
         has_pairs=has_pairs_of(case),
+        slices=slice_lengths_of(case),
+        attention=case.slices_attention,
     )

@@ -51,7 +51,7 @@ _WAYS = (
     *("train_recompute", "train_recompute_stages", "train_compile"),
 )
 """Settings that say how a training is run, and not what is trained; with those of `_WAYS_OF`."""
-_WAYS_OF = ("emulated_", "launch_", "sharding_", "transfer_")
+_WAYS_OF = ("emulated_", "launch_", "sharding_", "slices_", "transfer_")
 
 
 def key_of_training(case: Case) -> str:

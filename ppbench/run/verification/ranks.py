@@ -135,6 +135,11 @@ def _ways(case: Case, *, is_full: bool) -> Iterator[Case]:
     for dtype in dict.fromkeys(("float64", "float32", case.model_dtype)):
         for batch, seq_len in dict.fromkeys([full] if is_full else [small, full]):
             changes: dict[str, Any] = {length: seq_len}
+            if seq_len != full[1] and case.slices_number > 1:
+                changes["slices_number"] = min(case.slices_number, seq_len)
+                if not isinstance(case.slices_lengths, str):  # others of different lengths
+                    changes["slices_lengths"] = "balanced"
+                    changes["slices_attention"] = max(0.5, case.slices_attention)
             if case.model_partition == "measured":  # it would differ each time
                 changes["model_partition"] = "parameters"
             yield dataclasses.replace(

@@ -102,6 +102,10 @@ FORMS = {  # idle time of a rank in a step, by the makespan; the most that a ran
         fill_and_drain,
         lambda shape, rank: min(shape.world_size - rank, shape.num_microbatches),
     ),
+    "seq1f1b": (  # of one slice
+        fill_and_drain,
+        lambda shape, rank: min(shape.world_size - rank, shape.num_microbatches),
+    ),
     "interleaved_1f1b": (fill_and_drain, interleaved_peak),
     "looped_bfs": (fill_and_drain, lambda shape, _: shape.num_microbatches),
     "zb_h1": (zero_bubble, up_to(lambda p: p)),

@@ -24,6 +24,7 @@ DRAWN = {
         ("zb_h1", 3, 4, (1, 1, 1)),
         ("zb_h2", 3, 5, (1, 1, 1)),
         ("interleaved_1f1b", 2, 2, STAGES_OF_ONE),
+        ("seq1f1b", 2, 2, (2, 1, 1), None, (0.5, 0.5)),
     ],
 }
 MODULES = [module.name for module in pkgutil.iter_modules(schedules.__path__)]
@@ -49,8 +50,8 @@ def timeline(simulation):
     return aligned(grid)
 
 
-def drawn(name, p, m, costs, v=None):
-    program = build_program(name, p, m, v)
+def drawn(name, p, m, costs, v=None, slices=()):
+    program = build_program(name, p, m, v, slices=slices)
     return timeline(predict(program, uniform(program.placement, *costs)))
 
 

@@ -191,7 +191,7 @@ def test_no_line_is_wider_than_a_pipe_of_80_columns(tmp_path, monkeypatch, is_th
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.chdir(tmp_path)
     rng, num_read = random.Random(41), 0
-    for _ in range(100 if is_thorough else 10):
+    for _ in range(100 if is_thorough else 12):
         for words in planning(rng):
             with contextlib.suppress(UsageError):  # a schedule may not have this shape
                 lines = answered(words).splitlines()

@@ -1,0 +1,134 @@
+"""Microbatches that come in slices of their sequences train as whole ones do on one device."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from models import configuration_folder
+from pipeline import SEQ_LEN, TOLERANCE, assert_exact, config, over_gloo, with_trainer
+from test_evaluation import evaluate, merged, unsplit_losses
+from test_exact import CLIPPED, GLOO, MEMORY, THOROUGH, TIED, TWICE, assert_case, case
+
+from engine.configuration import program_of
+from engine.model.spec import ModelSpec
+from engine.model.split import open_model, try_model
+from engine.model.stage_module import ModelError
+from engine.plan.action import Op
+from engine.plan.collectives import Zero2, Zero3
+from engine.plan.program import EVALUATE, Program, to_csv
+from engine.plan.rules import peak_activations
+from engine.plan.slices import even_lengths
+from engine.run.device import CPU
+
+EVEN, UNEVEN = (4, 4, 4, 4), (7, 5, 3, 1)
+OF_TRAININGS = [
+    case("seq1f1b", 1, 2, slices=EVEN),
+    case("seq1f1b", 2, 1, slices=EVEN),
+    case("seq1f1b", 2, 3, slices=UNEVEN, **TWICE),
+    case("seq1f1b", 4, 2, slices=(16,)),
+    case("seq1f1b", 4, 3, slices=(1,) * SEQ_LEN),
+    case("seq1f1b", 2, 2, ways=GLOO, slices=EVEN, rehearses=True),
+    case("seq1f1b", 4, 3, ways=GLOO, slices=UNEVEN),
+    case("seq1f1b", 2, 2, slices=UNEVEN, recompute=(True, False), rehearses=True),
+    case("seq1f1b", 2, 2, slices=UNEVEN, replicas=2, sharding=Zero2(), **TIED),
+    case("seq1f1b", 2, 2, slices=EVEN, replicas=2, sharding=Zero3(), thorough=True, **TIED),
+    case("seq1f1b", 4, 3, slices=UNEVEN, **TIED, **CLIPPED),
+    case("seq1f1b", 4, 2, slices=EVEN, partition=(2, 0, 0, 2)),
+]
+
+
+@pytest.mark.parametrize(("shape", "ways", "tol", "changes"), OF_TRAININGS)
+def test_slices_train_as_on_one_device(ranks, shape, ways, tol, changes):
+    assert_case(ranks, shape, ways, tol, changes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "tol"),
+    [
+        ("gpt2", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, TOLERANCE),
+        ("mistral", {"sliding_window": 5}, TOLERANCE),
+        ("olmo2", {}, TOLERANCE),
+        pytest.param("opt", {"dropout": 0.0}, TOLERANCE, marks=THOROUGH),
+        pytest.param("qwen2", {}, TOLERANCE, marks=THOROUGH),
+        pytest.param("falcon", {}, TOLERANCE, marks=THOROUGH),
+    ],
+)
+def test_architectures_that_keep_a_cache_come_in_slices(
+    ranks, tmp_path, architecture, settings, tol
+):
+    folder = configuration_folder(tmp_path, architecture, **settings)
+    assert_case(ranks, ("seq1f1b", 2, 2), MEMORY, tol, {"preset": folder, "slices": UNEVEN})
+
+
+def halved(program: Program) -> Program:
+    """The same order with each backward in two halves, the second one put off by an action."""
+    rows = []
+    for row in program.actions:
+        halves = [[a] if a.op is Op.F else [a._replace(op=Op.I)] for a in row]
+        put_off = [[a._replace(op=Op.W)] if a.op is Op.B else [] for a in row]
+        rows.append(
+            tuple(
+                one
+                for now, late in itertools.zip_longest([*halves, []], [[], *put_off])
+                for one in (*now, *late)
+            )
+        )
+    return Program("halved", program.placement, program.num_microbatches, rows)
+
+
+def test_a_program_of_slices_in_a_file_trains_in_halves_of_backwards(ranks, tmp_path):
+    file = tmp_path / "program.csv"
+    file.write_text(to_csv(halved(program_of(config("seq1f1b", 2, 2, slices=UNEVEN)))))
+    assert_case(ranks, (f"csv:{file}", 2, 2), changes={"slices": UNEVEN})
+
+
+@pytest.mark.parametrize(
+    ("shape", "ways", "changes"),
+    [
+        (("seq1f1b", 2, 2), (), {"slices": UNEVEN}),
+        (("1f1b", 4, 1), (over_gloo,), {"slices": even_lengths(SEQ_LEN, 5), "rehearses": True}),
+        (("zbv", 2, 3), (), {"slices": EVEN}),
+        (("chimera", 2, 2), (), {"slices": EVEN, "replicas": 2}),
+    ],
+)
+def test_twenty_batches_in_slices_have_the_loss_of_the_unsplit_model(ranks, shape, ways, changes):
+    settings = config(*shape, mode=EVALUATE, **changes)
+    found = ranks.run(settings.num_processes, *ways, with_trainer, settings, evaluate)
+    initial = merged([state for _, state in found[: settings.world_size]])
+    for own in (losses for losses, _ in found if losses[0] is not None):
+        assert own == pytest.approx(unsplit_losses(settings, initial), rel=TOLERANCE)
+
+
+def test_ranks_hold_the_slices_that_the_program_says(ranks):
+    settings = config("seq1f1b", 4, 4, slices=EVEN)
+    outcomes = assert_exact(ranks, settings, *MEMORY)
+    assert [one.peak_held for one in outcomes] == [7, 6, 5, 4]
+    assert peak_activations(program_of(settings)) == [7, 6, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "reason"),
+    [
+        ("mamba", {}, "layer 0 keeps no keys and values"),
+        ("gpt2", {"resid_pdrop": 0.1}, "has resid_pdrop = 0.1, which would draw other numbers"),
+        ("openai-gpt", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, "keeps no keys"),
+        ("models:sequential", {}, "only a causal LM of transformers"),
+    ],
+)
+def test_a_model_that_cannot_come_in_slices_is_refused(tmp_path, preset, settings, reason):
+    name = preset if ":" in preset else configuration_folder(tmp_path, preset, **settings)
+    spec = ModelSpec(name)
+    model = open_model(spec, (1, SEQ_LEN), CPU)
+    with pytest.raises(ModelError, match=reason) as caught:
+        try_model(model, spec, is_sliced=True)
+    assert caught.value.key == "slices.number"
+
+
+def test_settings_of_slices_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="at least 1 in each, and seq_len 16 in all"):
+        config("seq1f1b", 2, 2, slices=(8, 4))
+    with pytest.raises(ValueError, match="seq_len variable in all"):
+        config("seq1f1b", 2, 2, slices=(8, 8), seq_len="variable")
+    with pytest.raises(ValueError, match="cannot be compiled"):
+        config("seq1f1b", 2, 2, slices=(8, 8), compile=True)
