@@ -35,12 +35,15 @@ from ppbench.store.columns import IMPORTED
 _CASE_FIELDS: dict[str, object] = {
     case_field.name: case_field.default for case_field in dataclasses.fields(Case)
 }
-_RECORDED = ("schedule", "mode", "world_size", "num_microbatches", "stages_per_rank")
+_RECORDED = (
+    *("schedule", "mode", "world_size", "num_microbatches", "stages_per_rank"),
+    *("slices_number", "slices_lengths", "slices_attention"),  # of no other trainer
+)
 _NOT_SETTABLE = (*_RECORDED, "replicas", "device", "runtime")
 _NAMES = ("model.preset", "data.source")
 """Settings whose values ppbench need not know."""
-_LOWERING = ("transfer_", "sharding_")
-"""Beginnings of settings by which actions are added to a stored program: they keep defaults."""
+_USUAL = ("transfer_", "sharding_", "slices_")
+"""Beginnings of settings that keep defaults: a stored program is as if it was made with these."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ def _case_of(recorded: RecordedRun, metadata: RunMetadata) -> Case:
     unknown = {
         name: UNKNOWN if isinstance(default, str) else type(default)()
         for name, default in _CASE_FIELDS.items()
-        if not name.startswith(_LOWERING)
+        if not name.startswith(_USUAL)
     }
     return Case(**{**unknown, "seq_len": UNKNOWN, **known})  # type: ignore[arg-type]  # as declared
 
