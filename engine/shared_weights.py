@@ -87,6 +87,7 @@ class SharedWeights:
             for one in weights
         ]
         self._tied, self._depth = list(weights), placement.depth
+        self._parts_done = set[int | None]()  # of the model, in this step
         if placement.directions > 1:
             known = {owner for weight in weights for owner in weight.owners}
             for first in range(placement.depth):
@@ -117,18 +118,18 @@ class SharedWeights:
                 alone = parts.pop() if len(parts) == 1 else None
                 self._summed.append(_Summed(parameter, owners, rank == owners[0], alone))
 
-    def sum_gradients(
-        self, sum_over: SumOver, pieces_of: PiecesOf, *, has_copies: bool = True
-    ) -> None:
+    def sum_gradients(self, sum_over: SumOver, pieces_of: PiecesOf) -> None:
         """Blocks until the other owners are here. All end with the same sum, bit for bit.
 
-        `has_copies`: what the copies of one stage own is among it.
+        What `sum_copies` has summed in this step is done.
         """
-        self._sum(sum_over, pieces_of, [s for s in self._summed if has_copies or s.part is None])
+        self._sum(sum_over, pieces_of, [s for s in self._summed if s.part not in self._parts_done])
+        self._parts_done.clear()
 
     def sum_copies(self, stage: int, sum_over: SumOver, pieces_of: PiecesOf) -> None:
         """Sum what a stage and its copy alone own, as `sum_gradients`."""
         part = stage % self._depth
+        self._parts_done.add(part)
         self._sum(sum_over, pieces_of, [one for one in self._summed if one.part == part])
 
     def _sum(self, sum_over: SumOver, pieces_of: PiecesOf, every: Sequence[_Summed]) -> None:

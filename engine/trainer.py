@@ -346,14 +346,8 @@ class Trainer:
                 self.fabric.sum_over(loss, self.counterparts)
             if self.config.trains:
                 # Blocks until the other owners are here. All end with the same sum, bit for bit.
-                how = self._sum_over_ranks, self.pieces_of
-                self.shared.sum_gradients(*how, has_copies=not self._sums_copies_in_program)
+                self.shared.sum_gradients(self._sum_over_ranks, self.pieces_of)
         return loss, batch.num_tokens
-
-    @property
-    def _sums_copies_in_program(self) -> bool:
-        """Whether the program has the sums of copies; of several replicas it has others."""
-        return self.config.replicas == 1 and self.lowered.has_collectives
 
     def sum_copies(self, stage: int) -> None:
         """Sum the gradients of a stage with those of its copy. Blocks until the other is here."""

@@ -2,6 +2,15 @@
 
 Everything around it is real: processes, program, channels and the size of every message. Only the
 computation is a sleep, during which the core is free for the other ranks.
+
+A host runs ahead of its device, so that what it does between two actions takes no time of the
+device. So does an emulated one: an action begins when the one before is over and its input is
+there, though the host wakes up and comes to it later:
+
+    device   |-- 0F0 --|-- 0F1 --|.... |-- 0B0 --|
+    host      sleeps    * sleeps  *     waits for a message, then sleeps
+
+Where the host is later than the whole action takes, the device has waited for it.
 """
 
 from __future__ import annotations
@@ -18,7 +27,7 @@ import torch
 from torch import Tensor
 
 from engine.model.stage_module import Message, gradient_message
-from engine.plan.action import NO_INDEX, Action, Op
+from engine.plan.action import Action, Op
 from engine.plan.messages import Edge
 from engine.plan.predict import Durations
 from engine.run.collective_lane import CollectiveLane, Job
@@ -72,18 +81,56 @@ class Emulation:
         times = self.gather_ns if action.op is Op.UNSHARD else self.reduce_ns
         return times[action.stage] if times else 0
 
-    def reduce(self, stage: int, meet: Callable[[], int]) -> None:
-        """Take the time of a stage's REDUCE_GRAD, since when all of its owners are there."""
-        _sleep_until(meet() + self.collective_ns(Action(stage, Op.REDUCE_GRAD, NO_INDEX)))
+
+class EmulatedDevice:
+    """Does one action after another, in the order that they are given; times are of our clock."""
+
+    def __init__(self) -> None:
+        self.latest_ns = 0, 0
+        """When the latest action began and ended."""
+        self._ready_ns = 0
+
+    def hold_until(self, ready_ns: int) -> None:
+        """The next action cannot begin before."""
+        self._ready_ns = max(self._ready_ns, ready_ns)
+
+    def meet(self, meet: Callable[[int], int], duration_ns: int) -> None:
+        """Do an action that begins when others have come to it. Blocks until it is over.
+
+        `meet` is told since when this device has, and returns since when all have.
+        """
+        came_ns = self._ready_ns
+        self._ready_ns = max(came_ns, meet(came_ns)) + duration_ns
+        self.latest_ns = came_ns, self._ready_ns
+        _sleep_until(self._ready_ns)
+
+    def run(self, duration_ns: int) -> None:
+        """Do an action. Blocks until it is over."""
+        now_ns = time.monotonic_ns()
+        if now_ns > self._ready_ns + duration_ns:  # the host gave it too late
+            self._ready_ns = now_ns
+        self.latest_ns = self._ready_ns, self._ready_ns + duration_ns
+        self._ready_ns += duration_ns
+        _sleep_until(self._ready_ns)
 
 
 class EmulatedStage:
     """Takes what a stage takes, returns tensors of the size that it returns, and sleeps."""
 
     def __init__(
-        self, stage: int, takes: Message, sends: Message | None, plan: Emulation, replica: int = 0
+        self,
+        stage: int,
+        takes: Message,
+        sends: Message | None,
+        plan: Emulation,
+        device: EmulatedDevice,
+        replica: int = 0,
     ) -> None:
-        """`takes`: the message of the stage before, () on the first; `sends` None on the last."""
+        """`takes`: the message of the stage before, () on the first; `sends` None on the last.
+
+        `device` is the rank's, whose stages all have it.
+        """
+        self._device = device
         self.is_first, self.is_last, self._replica = not takes, sends is None, replica
         self._stage, self._takes, self._sends, self._plan = stage, takes, sends or (), plan
         self._held: set[int] = set()
@@ -119,9 +166,8 @@ class EmulatedStage:
         self._held.remove(microbatch)
 
     def _sleep(self, op: Op, microbatch: int) -> None:
-        began_ns = time.monotonic_ns()
         action = Action(self._stage, op, microbatch)
-        _sleep_until(began_ns + self._plan.duration_ns(action, self._step, self._replica))
+        self._device.run(self._plan.duration_ns(action, self._step, self._replica))
 
 
 class EmulatedCollectives:
@@ -130,12 +176,19 @@ class EmulatedCollectives:
     Each begins when the last of the replicas is there on its lane, and then takes its time.
     """
 
-    def __init__(self, plan: Emulation, meet: Callable[[], int], lane: CollectiveLane) -> None:
-        """`meet` blocks the lane until the rank is there on all replicas, and returns since when.
+    def __init__(
+        self,
+        plan: Emulation,
+        meet: Callable[[], int],
+        lane: CollectiveLane,
+        device: EmulatedDevice,
+    ) -> None:
+        """`device` waits for the collectives that its computations need.
 
-        Its time is one of this process's monotonic clock, in nanoseconds.
+        `meet` blocks the lane until the rank is there on all replicas, and returns since when: a
+        time of this process's monotonic clock, in nanoseconds.
         """
-        self._plan, self._meet, self.lane = plan, meet, lane
+        self._plan, self._meet, self.lane, self._device = plan, meet, lane, device
         self._unsharding: dict[int, Job] = {}
 
     def begin(self, action: Action) -> None:
@@ -148,9 +201,12 @@ class EmulatedCollectives:
     def wait_for(self, stage: int) -> None:
         if stage in self._unsharding:
             self.lane.wait(self._unsharding.pop(stage))
+            self._device.hold_until(time.monotonic_ns())
 
     def finish_step(self) -> list[Transfer]:
-        return self.lane.finish()
+        transfers = self.lane.finish()
+        self._device.hold_until(time.monotonic_ns())
+        return transfers
 
     def close(self) -> None:
         self.lane.close()

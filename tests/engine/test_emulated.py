@@ -209,6 +209,17 @@ def test_replicas_meet_at_each_collective_which_then_takes_its_time(ranks, polic
             least = emulation.collective_ns(Action(one.stage, one.op, -1))
             assert min(one.end_ns, two.end_ns) >= max(one.start_ns, two.start_ns) + least
     timed = [s for s in spans if s.lane in ("compute", "collective")]
-    assert max(s.end_ns for s in timed) - min(
-        s.start_ns for s in timed if s.lane == "compute"
-    ) >= joint_step_ns(lowered, emulation, 2)
+    gathers = {}  # of a rank, in each replica the first
+    for span in sorted((s for s in timed if s.op is Op.UNSHARD), key=lambda s: s.start_ns):
+        gathers.setdefault(span.rank, {}).setdefault(span.replica, span.start_ns)
+    ready = [max(of_replicas.values()) for of_replicas in gathers.values()]
+    begin = min([*ready, *(s.start_ns for s in timed if s.lane == "compute")])
+    assert max(s.end_ns for s in timed) - begin >= joint_step_ns(lowered, emulation, 2)
+    for span in (s for s in timed if s.lane == "compute"):
+        own = [
+            s
+            for s in timed
+            if (s.op, s.stage, s.replica) == (Op.UNSHARD, span.stage, span.replica)
+            and s.start_ns <= span.start_ns
+        ]
+        assert all(s.end_ns <= span.start_ns for s in own)

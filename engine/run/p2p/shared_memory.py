@@ -107,6 +107,7 @@ def make_room(pipe: int, num_slots: int) -> None:
 class MemoryChannel:
     """One end of an edge. It times the sender's copy, and when the receiver had the message."""
 
+    came_ns = 0  # when the latest message that was taken had come
     num_looks = 1  # for a message before the rank sleeps: more where it has a core for itself
 
     def __init__(
@@ -183,6 +184,7 @@ class MemoryChannel:
             if self._delay_ns:
                 time.sleep(max(0, end_ns - _now_ns()) / 1e9)
             end_ns = _now_ns()
+        self.came_ns = end_ns
         self._note(action, tensors, posted_ns, end_ns)
         return tensors
 
