@@ -158,7 +158,7 @@ def lowered_of(config: TrainerConfig) -> Program:
     """
     program = program_of(config)
     lowered = lower(program, config.policy, config.look_ahead)
-    if config.replicas > 1:
+    if config.replicas > 1 and config.trains:
         return with_checked_collectives(lowered, program, config.sharding)
     return with_sums_of_copies(lowered)
 

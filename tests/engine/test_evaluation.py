@@ -22,6 +22,7 @@ from torch import nn
 
 from engine.configuration import tokenizer_of
 from engine.model.data import TextLoader
+from engine.plan.collectives import Zero3
 from engine.plan.schedules.registry import EVALUATE
 
 NUM_BATCHES = 20
@@ -64,7 +65,7 @@ def unsplit_losses(settings, initial):
         (("looped_bfs", 2, 3), (), {}),
         (("zbv", 2, 4), (over_gloo,), {}),
         (("chimera", 2, 4), (), {"replicas": 2}),
-        (("1f1b", 2, 2), (), {"preset": "llama-tiny-tied", "replicas": 2}),
+        (("1f1b", 2, 2), (), {"preset": "llama-tiny-tied", "replicas": 2, "sharding": Zero3()}),
         (("dualpipev", 2, 4), (), {"preset": "models:sequential"}),
         (("1f1b", 2, 4), (), {"preset": "traced_models:Tutorial", **TRACED}),
         (("1f1b", 2, 4), (), {"preset": "test_evaluation:with_dropout"}),

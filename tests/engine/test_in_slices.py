@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import pytest
 from models import configuration_folder
-from pipeline import SEQ_LEN, TOLERANCE, assert_exact, config, over_gloo, with_trainer
+from pipeline import SEQ_LEN, TOLERANCE, assert_exact, config, over_gloo, train, with_trainer
 from test_evaluation import evaluate, merged, unsplit_losses
 from test_exact import CLIPPED, GLOO, MEMORY, THOROUGH, TIED, TWICE, assert_case, case
 
 from engine.configuration import program_of
+from engine.model.prefix import Prefix
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model, try_model
 from engine.model.stage_module import ModelError
-from engine.plan.action import Op
+from engine.plan.action import Action, Op
 from engine.plan.collectives import Zero2, Zero3
-from engine.plan.program import EVALUATE, Program, to_csv
+from engine.plan.program import EVALUATE, Program, loop_placement, to_csv
 from engine.plan.rules import peak_activations
 from engine.plan.slices import even_lengths
 from engine.run.device import CPU
 
-EVEN, UNEVEN = (4, 4, 4, 4), (7, 5, 3, 1)
+EVEN, UNEVEN, LONGER = (4, 4, 4, 4), (7, 5, 3, 1), (1, 3, 5, 7)
+RECOMPUTED = {"recompute": (True, True), "rehearses": True}
 OF_TRAININGS = [
     case("seq1f1b", 1, 2, slices=EVEN),
     case("seq1f1b", 2, 1, slices=EVEN),
@@ -33,6 +36,8 @@ OF_TRAININGS = [
     case("seq1f1b", 2, 2, slices=UNEVEN, recompute=(True, False), rehearses=True),
     case("seq1f1b", 2, 2, slices=UNEVEN, replicas=2, sharding=Zero2(), **TIED),
     case("seq1f1b", 2, 2, slices=EVEN, replicas=2, sharding=Zero3(), thorough=True, **TIED),
+    case("seq1f1b", 2, 2, slices=LONGER, replicas=2, sharding=Zero3(), **RECOMPUTED),
+    case("seq1f1b", 2, 2, slices=LONGER, autocast="bfloat16", dtype="float32", tol=6e-2),
     case("seq1f1b", 4, 3, slices=UNEVEN, **TIED, **CLIPPED),
     case("seq1f1b", 4, 2, slices=EVEN, partition=(2, 0, 0, 2)),
 ]
@@ -89,7 +94,8 @@ def test_a_program_of_slices_in_a_file_trains_in_halves_of_backwards(ranks, tmp_
         (("seq1f1b", 2, 2), (), {"slices": UNEVEN}),
         (("1f1b", 4, 1), (over_gloo,), {"slices": even_lengths(SEQ_LEN, 5), "rehearses": True}),
         (("zbv", 2, 3), (), {"slices": EVEN}),
-        (("chimera", 2, 2), (), {"slices": EVEN, "replicas": 2}),
+        (("chimera", 2, 2), (), {"slices": EVEN, "replicas": 2, **TIED}),
+        (("dualpipe", 2, 4), (), {"slices": LONGER}),
     ],
 )
 def test_twenty_batches_in_slices_have_the_loss_of_the_unsplit_model(ranks, shape, ways, changes):
@@ -98,6 +104,37 @@ def test_twenty_batches_in_slices_have_the_loss_of_the_unsplit_model(ranks, shap
     initial = merged([state for _, state in found[: settings.world_size]])
     for own in (losses for losses, _ in found if losses[0] is not None):
         assert own == pytest.approx(unsplit_losses(settings, initial), rel=TOLERANCE)
+
+
+def test_stages_in_a_loop_take_all_forwards_of_slices_before_all_backwards(ranks, tmp_path):
+    num_slices, file = 2 * len(UNEVEN), tmp_path / "program.csv"
+    rows = [
+        (
+            *(Action(stage, Op.F, number) for stage in own for number in range(num_slices)),
+            *(
+                Action(stage, Op.B, number)
+                for stage in reversed(own)
+                for number in reversed(range(num_slices))
+            ),
+        )
+        for own in ((0, 2), (1, 3))
+    ]
+    file.write_text(to_csv(Program("loop", loop_placement(2, 2), num_slices, rows)))
+    assert_case(
+        ranks, (f"csv:{file}", 2, 2), changes={"slices": UNEVEN, "stages_per_rank": 2, **TIED}
+    )
+
+
+def train_and_count(trainer):
+    """How many prefixes are left when some steps are over."""
+    train(trainer)
+    gc.collect()
+    return sum(isinstance(one, Prefix) for one in gc.get_objects())
+
+
+def test_keys_and_values_are_gone_when_a_step_is_over(ranks):
+    settings = config("seq1f1b", 2, 3, slices=UNEVEN, **RECOMPUTED)
+    assert ranks.run(2, with_trainer, settings, train_and_count) == [0, 0]
 
 
 def test_ranks_hold_the_slices_that_the_program_says(ranks):
