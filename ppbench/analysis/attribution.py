@@ -37,9 +37,8 @@ The causes of single gaps are found in `ppbench.analysis.waits`.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -49,9 +48,8 @@ from engine.plan.period import spans_in_a_row, with_end
 from engine.plan.predict import WalkedStep, timed
 from engine.plan.program import Program, steps_can_overlap
 from engine.plan.spans import Span
-from engine.plan.walk import of_kinds
 from ppbench.analysis.collectives import collectives
-from ppbench.analysis.costs import Costs, measured_costs, variation
+from ppbench.analysis.costs import Costs, costs_as_json, measured_costs, variation
 from ppbench.analysis.job_times import Chosen, JobTimes, ends_of, times_in
 from ppbench.analysis.metrics import NEVER, Ns, compute_spans, step_starts, times_by_cell
 from ppbench.analysis.metrics import num_replicas as count_replicas
@@ -119,13 +117,11 @@ def attribute(
     `moved` are the messages of the spans, if they are matched already.
     """
     moved = messages(spans) if moved is None else moved
-    costs, joined = measured_costs(spans, moved, lowered.num_stages), collectives(spans)
-    num_replicas = count_replicas(spans)
-    no_message = Costs(costs.by_stage, {})
-    chain = [
-        [of_kinds(lowered, each.by_kind(lowered))] * num_replicas
-        for each in (Costs(costs.balanced().by_stage, {}), no_message, costs)
-    ]
+    costs = measured_costs(spans, moved, lowered.num_stages, lowered)
+    joined, num_replicas = collectives(spans), count_replicas(spans)
+    no_message = replace(costs, by_channel={})
+    each = no_message.balanced(), no_message, costs
+    chain = [[one.times(lowered)] * num_replicas for one in each]
     parts: Sequence[str] = PARTS
     replicas: ReplicaCosts | None = None
     if num_replicas > 1 or lowered.has_collectives:
@@ -293,7 +289,7 @@ def figures_of(
         / (num_ranks * modelled_ns),
         "model_residual": float(measured_ns) / modelled_ns - 1,
         "following": attribution.following.as_json(),
-        "op_costs_ns": json.dumps({str(op): ns for op, ns in costs.by_stage.items()}),
-        "op_variation": variation(spans, costs),
+        "op_costs_ns": costs_as_json(costs),
+        "op_variation": variation(spans, costs, attribution.modelled.program),
         **({} if own is None else {"replica_costs_ns": own_as_json(own)}),
     }

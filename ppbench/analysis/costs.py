@@ -4,6 +4,9 @@ Stages have different costs only where they differ significantly. The means of e
 by chance, and the slowest of them would look like an imbalance; so the stages' means are shrunk
 towards each other by the part that an analysis of variance attributes to chance (James and Stein
 1961: by 1 - 1/F), and are one mean where the F test does not reject equality at 1 %.
+
+A pair, a forward and a backward that are one action, has a cost of its own: its halves tell nothing
+of what they take alone.
 """
 
 from __future__ import annotations
@@ -12,18 +15,26 @@ import json
 import statistics
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
-from engine.plan.action import OPS, SEND_OPS, Action, Op
+from engine.arrays import Ints
+from engine.plan.action import CODES, OPS, SEND_OPS, Action, Op
 from engine.plan.messages import Edge, edge_of
+from engine.plan.predict import with_pair_times
 from engine.plan.program import Program
+from engine.plan.walk import of_kinds
+from ppbench.analysis.collectives import Moving
 from ppbench.analysis.metrics import compute_spans
+from ppbench.analysis.pairs import stages_of_pairs
 from ppbench.judge.differences import is_larger
 
 SIGNIFICANCE = 0.01
+PAIR = "FB"
+"""Where the costs of pairs are stored, beside those of ops."""
 
 StageCosts = Mapping[Op, Sequence[int | None]]
 """Nanoseconds of one microbatch by op and stage; None where the stage has no such op."""
@@ -31,10 +42,14 @@ StageCosts = Mapping[Op, Sequence[int | None]]
 
 @dataclass(frozen=True)
 class Costs:
-    """Mean nanoseconds of a computation by op and stage, and of a message by channel."""
+    """Mean nanoseconds of a computation by op and stage, and of a message by channel.
+
+    `of_pairs` has those of a pair by the stage of its forward, where the run had pairs.
+    """
 
     by_stage: StageCosts
     by_channel: dict[Edge, int]
+    of_pairs: Sequence[int | None] = ()
 
     def by_kind(self, program: Program) -> array[int]:
         """Nanoseconds by op and stage of a program, of a SEND those of its message."""
@@ -47,13 +62,25 @@ class Costs:
                 by_kind.extend(ns or 0 for ns in self.by_stage.get(op, (0,) * len(stages)))
         return by_kind
 
+    def times(self, program: Program, moving: Moving = MappingProxyType({})) -> Ints:
+        """The time of each action of a program; `moving` has those of collectives."""
+        by_kind = self.by_kind(program)
+        for (op, stage), ns in moving.items():
+            by_kind[CODES[op] * program.num_stages + stage] = ns
+        took = of_kinds(program, by_kind)
+        pair_ns = [ns or 0 for ns in self.of_pairs]
+        return with_pair_times(program, took, pair_ns) if pair_ns else took
+
     def balanced(self) -> Costs:
         """The same work on equal stages."""
-        equal: dict[Op, tuple[int | None, ...]] = {}
-        for op, costs in self.by_stage.items():
+
+        def equal(costs: Sequence[int | None]) -> tuple[int | None, ...]:
             mean = round(statistics.mean(ns for ns in costs if ns is not None))
-            equal[op] = tuple(None if ns is None else mean for ns in costs)
-        return Costs(equal, self.by_channel)
+            return tuple(None if ns is None else mean for ns in costs)
+
+        by_stage = {op: equal(costs) for op, costs in self.by_stage.items()}
+        of_pairs = equal(self.of_pairs) if any(self.of_pairs) else self.of_pairs
+        return Costs(by_stage, self.by_channel, of_pairs)
 
 
 STAGE_OUTLIER_RATIO, LINK_OUTLIER_RATIO = 1.05, 1.5
@@ -121,23 +148,28 @@ def with_stage_like_others(costs: Costs, stage: int) -> Costs:
         if of_op[stage] is not None and others:
             changed[stage] = round(statistics.median(others))
         by_stage[op] = tuple(changed)
-    return Costs(by_stage, costs.by_channel)
+    return replace(costs, by_stage=by_stage)
 
 
 def with_link_like_others(costs: Costs, link: int) -> Costs:
     """Give both channels of a link the median time of all others."""
     others = [ns for channel, ns in costs.by_channel.items() if min(channel) != link]
     usual = round(statistics.median(others))
-    return Costs(
-        costs.by_stage,
-        {c: usual if min(c) == link else ns for c, ns in costs.by_channel.items()},
-    )
+    by_channel = {c: usual if min(c) == link else ns for c, ns in costs.by_channel.items()}
+    return replace(costs, by_channel=by_channel)
 
 
 def stored_costs(run: pd.Series, edges: pd.DataFrame) -> Costs:
     """The costs that a run's idle time was attributed with, from its row and its `edges`."""
-    by_stage = {Op(op): tuple(ns) for op, ns in json.loads(str(run["op_costs_ns"])).items()}
-    return Costs(by_stage, _mean_by_channel(edges))
+    known = {name: tuple(ns) for name, ns in json.loads(str(run["op_costs_ns"])).items()}
+    of_pairs = known.pop(PAIR, ())
+    return Costs({Op(op): ns for op, ns in known.items()}, _mean_by_channel(edges), of_pairs)
+
+
+def costs_as_json(costs: Costs) -> str:
+    """The costs of computations by op, as `runs` stores them; those of pairs under `PAIR`."""
+    of_pairs = {PAIR: costs.of_pairs} if costs.of_pairs else {}
+    return json.dumps({**{str(op): ns for op, ns in costs.by_stage.items()}, **of_pairs})
 
 
 def _mean_by_channel(moved: pd.DataFrame) -> dict[Edge, int]:
@@ -146,9 +178,29 @@ def _mean_by_channel(moved: pd.DataFrame) -> dict[Edge, int]:
     return {Edge(int(source), int(target)): round(mean) for source, target, mean in rows}
 
 
-def measured_costs(spans: pd.DataFrame, messages: pd.DataFrame, num_stages: int) -> Costs:
-    """The mean costs of the measured steps; `messages` are those of `analysis.transfers`."""
-    compute = compute_spans(spans)
+def measured_costs(
+    spans: pd.DataFrame, messages: pd.DataFrame, num_stages: int, program: Program | None = None
+) -> Costs:
+    """The mean costs of the measured steps; `messages` are those of `analysis.transfers`.
+
+    With the `program`, those of its pairs are apart. A backward that is in pairs alone is as long
+    as its two halves elsewhere; of what is in pairs alone besides, the halves of pairs count.
+    """
+    compute, of_pairs, split = compute_spans(spans), tuple[int | None, ...](), set[int]()
+    if program is not None and program.paired:
+        stage_of = stages_of_pairs(compute, program)
+        took = (compute["end_ns"] - compute["start_ns"]).groupby(stage_of).sum()
+        num = (stage_of.notna() & (compute["op"] == Op.F.value)).groupby(stage_of).sum()
+        means = (took / num).to_dict()
+        of_pairs = tuple(
+            round(means[stage]) if stage in means else None for stage in range(num_stages)
+        )
+        lone = compute[stage_of.isna()]
+        alone = set(zip(lone["op"], lone["stage"], strict=True))
+        split = {s for op, s in alone if op == Op.I.value and (Op.W.value, s) in alone}
+        alone |= {(Op.B.value, stage) for stage in split}
+        kinds = zip(compute["op"], compute["stage"], strict=True)
+        compute = compute[stage_of.isna() | np.array([kind not in alone for kind in kinds])]
     duration = compute["end_ns"] - compute["start_ns"]
     by_stage = {}
     for op, of_op in compute.groupby("op"):
@@ -158,12 +210,25 @@ def measured_costs(spans: pd.DataFrame, messages: pd.DataFrame, num_stages: int)
         weight, overall = share_of_difference(samples), float(np.mean(list(means.values())))
         shrunk = {s: round(overall + weight * (mean - overall)) for s, mean in means.items()}
         by_stage[Op(str(op))] = tuple(shrunk.get(stage) for stage in range(num_stages))
-    return Costs(by_stage, _mean_by_channel(messages))
+    if of_pairs and split:
+        halves = zip(by_stage[Op.I], by_stage[Op.W], strict=True)
+        whole = by_stage.get(Op.B, (None,) * num_stages)
+        by_stage[Op.B] = tuple(
+            own if own is not None or first is None or second is None else first + second
+            for own, (first, second) in zip(whole, halves, strict=True)
+        )
+    return Costs(by_stage, _mean_by_channel(messages), of_pairs)
 
 
-def variation(spans: pd.DataFrame, costs: Costs) -> float:
-    """Root mean square deviation of computations from their costs, relative to the costs'."""
+def variation(spans: pd.DataFrame, costs: Costs, program: Program | None = None) -> float:
+    """Root mean square deviation of computations from their costs, relative to the costs'.
+
+    Of a `program` with pairs, the halves of these are left out, if there is more.
+    """
     compute = compute_spans(spans)
+    if program is not None and program.paired:
+        lone = compute[stages_of_pairs(compute, program).isna()]
+        compute = lone if len(lone) else compute
     pairs = zip(compute["op"], compute["stage"], strict=True)
     expected = np.array([costs.by_stage[Op(op)][stage] or 0 for op, stage in pairs], dtype=float)
     deviation = (compute["end_ns"] - compute["start_ns"]).to_numpy() - expected

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from engine.plan.action import Op
+from engine.plan.action import Action, Op
 from engine.plan.program import Program
 
 
@@ -23,6 +23,15 @@ class Contention(NamedTuple):
     sum_ns: float
 
 
+def stages_of_pairs(spans: pd.DataFrame, program: Program) -> pd.Series:
+    """By span, the stage of the forward of its pair; null for what is not half of one."""
+    table, own = program.table, enumerate(program.mates)
+    pairs = [table.those([at, mate]) for at, mate in own if mate >= 0]
+    known = {half: pair[0].stage for pair in pairs for half in pair}
+    keys = zip(spans["stage"], spans["op"].map(Op), spans["microbatch"], strict=True)
+    return pd.Series([known.get(Action(*key)) for key in keys], spans.index, dtype="Int64")
+
+
 def contention_of(spans: pd.DataFrame, program: Program) -> Contention | None:
     """Compare the pairs of a run with the same stages' actions alone.
 
@@ -32,10 +41,8 @@ def contention_of(spans: pd.DataFrame, program: Program) -> Contention | None:
     pairs = [table.those([at, mate]) for at, mate in own if mate >= 0]
     if not pairs:
         return None
-    of_pairs = {half for pair in pairs for half in pair}
-    keys = list(zip(spans["stage"], spans["op"].map(Op), spans["microbatch"], strict=True))
     took = (spans["end_ns"] - spans["start_ns"]).astype(float)
-    is_paired = pd.Series([key in of_pairs for key in keys], spans.index)
+    is_paired = stages_of_pairs(spans, program).notna()
     alone = took[~is_paired].groupby([spans["stage"], spans["op"]]).mean().to_dict()
     for stage in {backward.stage for _, backward in pairs}:  # a whole backward is its two halves
         whole, *halves = [(stage, op.value) for op in (Op.B, Op.I, Op.W)]

@@ -17,10 +17,9 @@ from typing import NamedTuple
 import pandas as pd
 
 from engine.arrays import Ints
-from engine.plan.action import CODES, COMPUTE_OPS, RECV_OPS, SEND_OPS, Action, Op
+from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Action, Op
 from engine.plan.messages import edge_of
 from engine.plan.program import Program
-from engine.plan.walk import of_kinds
 from ppbench.analysis.collectives import Moving, mean_moving
 from ppbench.analysis.costs import Costs, link_ns, share_of_difference, stage_ns
 from ppbench.analysis.metrics import compute_spans
@@ -50,12 +49,7 @@ class ReplicaCosts:
 
     def times(self, lowered: Program) -> list[Ints]:
         """The times of each replica's step."""
-        took = {}
-        for each in _once(self.own):
-            by_kind = each.by_kind(lowered)
-            for (op, stage), ns in self.moving.items():
-                by_kind[CODES[op] * lowered.num_stages + stage] = ns
-            took[id(each)] = of_kinds(lowered, by_kind)
+        took = {id(each): each.times(lowered, self.moving) for each in _once(self.own)}
         return [took[id(each)] for each in self.own]
 
 
@@ -65,7 +59,8 @@ def _once(every: Sequence[Costs]) -> list[Costs]:
 
 def stored_replica_costs(run: pd.Series, mean: Costs, collectives: pd.DataFrame) -> ReplicaCosts:
     """The costs that a run was attributed with; `collectives` are its rows of that table."""
-    return ReplicaCosts(mean, _stored_own(run), mean_moving(collectives))
+    own = tuple(replace(one, of_pairs=mean.of_pairs) for one in _stored_own(run))
+    return ReplicaCosts(mean, own, mean_moving(collectives))
 
 
 def replica_ns(run: pd.Series) -> list[float]:
@@ -148,7 +143,7 @@ def replica_costs(
             edge: max(0, ns + round(sent.get((edge.source, edge.target), {}).get(replica, 0.0)))
             for edge, ns in mean.by_channel.items()
         }
-        own.append(Costs(by_stage, by_channel))
+        own.append(Costs(by_stage, by_channel, mean.of_pairs))
     return ReplicaCosts(mean, tuple(own), mean_moving(joined))
 
 

@@ -9,7 +9,8 @@ A computation needs its rank to be free, and the output of the neighbouring stag
                                     ^ host
 
 so the gap before it is divided at two moments: when that output was made, and when its message
-arrived. Where its stage's parameters are gathered first (UNSHARD), their arrival is a third. The
+arrived. Where its stage's parameters are gathered first (UNSHARD), their arrival is a third. A
+pair needs the inputs of both its halves: its forward has waited for the later one. The
 parts of `ppbench.analysis.attribution` differ: they show what the whole step would gain without a
 cause.
 """
@@ -94,14 +95,21 @@ class Waits:
     joined_ns: Ints  # when the last collective of its rank was over
 
 
-def waits(spans: Spans, begin_ns: int | Ints | None = None) -> Waits:
+def waits(
+    spans: Spans,
+    begin_ns: int | Ints | None = None,
+    is_paired: npt.NDArray[np.bool_] | None = None,
+) -> Waits:
     """Find what each computation waited for, from the spans of one step with at least one F.
 
     `begin_ns`: when the step began, if other replicas tell, or on each rank, if that went on from
-    the step before; else with its first computation.
+    the step before; else with its first computation. `is_paired`: by span, whether it is a forward
+    that is one with the computation behind it.
     """
-    compute = spans.at(spans.are(COMPUTE_OPS))
-    compute = compute.at(np.lexsort((compute.end_ns, compute.start_ns, compute.rank)))
+    of_computations = np.flatnonzero(spans.are(COMPUTE_OPS))
+    compute = spans.at(of_computations)
+    order = np.lexsort((compute.end_ns, compute.start_ns, compute.rank))
+    compute = compute.at(order)
     num_stages, num_microbatches = int(spans.stage.max()) + 1, int(spans.microbatch.max()) + 1
     num_places = 2 * num_stages * num_microbatches
 
@@ -129,6 +137,12 @@ def waits(spans: Spans, begin_ns: int | Ints | None = None) -> Waits:
     made = np.where(has_maker, end[maker], start)
     came = np.where(received[own_place] == NONE, made, received[own_place])
     arrived = np.where(has_maker, np.maximum(made, came), start)
+    if is_paired is not None:
+        other = np.flatnonzero(is_paired[of_computations[order]]) + 1
+        is_first_later = has_maker[other - 1] & (arrived[other - 1] >= arrived[other])
+        later = other[has_maker[other] & ~is_first_later]
+        for of_halves in (maker, made, arrived):
+            of_halves[later - 1] = of_halves[later]
     by_rank = np.split(end, np.flatnonzero(is_first)[1:])
     latest = np.concatenate([np.maximum.accumulate(own) for own in by_rank])
     if isinstance(begin_ns, np.ndarray):

@@ -156,7 +156,7 @@ def same_program(run: Modelled) -> Iterator[WhatIf]:
 
 
 def _without_transfers(costs: Costs) -> Costs:
-    return Costs(costs.by_stage, {})
+    return replace(costs, by_channel={})
 
 
 def other_schedules(run: Modelled) -> Iterator[WhatIf | Inapplicable]:

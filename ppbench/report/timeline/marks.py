@@ -138,7 +138,8 @@ class Step:
     """One step of a run, measured or planned: a title and its spans.
 
     `spans` has the columns of `engine.plan.spans.Span` for a single step, at least one computation,
-    and any index; the column `waiting_ns` is optional. Time 0 is the start of the first
+    and any index; the columns `waiting_ns` and `is_paired`, of the forwards of pairs, are optional.
+    Time 0 is the start of the first
     computation; receives may be posted earlier.
 
     For a failed run, `spans` are the finished actions, possibly none, and `flight` are its rows of
@@ -205,7 +206,9 @@ class Step:
     @cached_property
     def waits(self) -> Waits:
         begin_ns = self.begin_ns if self.windows_ns is None else self.windows_ns[0]
-        return waits(self.columns, begin_ns)
+        pairs = self.spans.get("is_paired")
+        is_paired = None if pairs is None else pairs.to_numpy(bool)
+        return waits(self.columns, begin_ns, is_paired)
 
     @cached_property
     def has_computations(self) -> bool:

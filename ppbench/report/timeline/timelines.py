@@ -16,7 +16,9 @@ import numpy as np
 import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, Op
+from engine.plan.program import Program, from_json
 from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans, step_starts
+from ppbench.analysis.pairs import stages_of_pairs
 from ppbench.analysis.replicas import slowest_replica
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.display.cases import (
@@ -193,7 +195,9 @@ def _drawn_of_run(
         raise missing_spans(run)
     steps = read.steps.set_index("step", drop=False)
     names = {each: f"step {each}" for each in (read.number - 1, read.number, read.number + 1)}
-    shown = step_in_a_row(read.spans, read.number, names, steps["step_ns"])
+    written = run.get("program")
+    program = from_json(written) if isinstance(written, str) else None
+    shown = step_in_a_row(with_pairs(read.spans, program), read.number, names, steps["step_ns"])
     whose = f"replica {shown.replica} of {len(shown.others) + 1}, the slowest"
     text = facts(run, steps.loc[[read.number]].iloc[0], choice, whose if shown.others else "")
     shown = shown.titled(f"{name} · {text}")
@@ -215,7 +219,16 @@ def _drawn_of_run(
     modelled = {"step_ns": "modelled_step_ns", "bubble_fraction": "modelled_bubble_fraction"}
     figures = pd.Series({key: run.get(column) for key, column in modelled.items()})
     title = " · ".join([f"{name}, planned with its own mean costs", *_step_facts(figures)])
-    return _Drawn(run, name, text, (shown, planned_step(spans).titled(title)))
+    planned = planned_step(with_pairs(spans, program)).titled(title)
+    return _Drawn(run, name, text, (shown, planned))
+
+
+def with_pairs(spans: pd.DataFrame, program: Program | None) -> pd.DataFrame:
+    """Return the spans with the column `is_paired`, where the program has pairs."""
+    if program is None or not program.paired:
+        return spans
+    is_half = stages_of_pairs(spans, program).notna()
+    return spans.assign(is_paired=is_half & (spans["op"] == Op.F.value))
 
 
 def step_in_a_row(

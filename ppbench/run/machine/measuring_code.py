@@ -33,6 +33,7 @@ MEASURING = (
     "ppbench/analysis/job_times.py",
     "ppbench/analysis/metrics.py",
     "ppbench/analysis/mfu.py",
+    "ppbench/analysis/pairs.py",
     "ppbench/analysis/reference.py",
     "ppbench/analysis/replicas.py",
     "ppbench/analysis/running.py",
