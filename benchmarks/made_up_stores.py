@@ -28,6 +28,7 @@ from ppbench.commits.comparison import compare
 from ppbench.comparison.lines import Comparison
 from ppbench.config.case import Case, Measure
 from ppbench.display.cases import varying_axes
+from ppbench.errors import UsageError
 from ppbench.judge.verdicts import SPEED, Verdict
 from ppbench.report.pages.judgement import judge
 from ppbench.store import Condition, Store
@@ -193,7 +194,10 @@ def said_of_pairs(folder: Path) -> Iterator[tuple[str, Said, Said]]:
     yield "report, plan", report, of_plan
 
     def compared(*sides: str, **how: Any) -> Said:
-        return said_by(compare(*sides, metrics=[SPEED], results=folder, **how))
+        try:
+            return said_by(compare(*sides, metrics=[SPEED], results=folder, **how))
+        except UsageError:  # all runs but those of one value have failed or are missing
+            return {}
 
     across, every = (
         compared(across="schedule", runs=["new"], all_pairs=is_all) for is_all in (False, True)

@@ -202,7 +202,7 @@ def agreement(asked: argparse.Namespace) -> Iterator[Row]:
                 nums[what] += len(both)
                 decided_once[what] += sum(differ)
                 contradicted[what] += len(differ) - sum(differ)
-    note = f"of {nums.total():,} pairs"
+    note = f"of {nums.total():,} pairs in {number + 1:,} stores"
     yield Row.exact("pairs that are contradicted", contradicted.total(), note=note)
     yield Row.exact("pairs that only one of both decides", decided_once.total(), note=note)
     for what, num in nums.items():
