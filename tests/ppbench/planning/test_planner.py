@@ -1,20 +1,30 @@
 """Plans: what is proposed, what is refused and why, and what is said."""
 
+import contextlib
 import functools
+import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from worlds import FAMILIES, HEAD, LAYER, MIB, costs_of, world
 
+from engine.plan.action import Action, Op
 from engine.plan.check import check
 from engine.plan.lower import lower
 from engine.plan.model_costs import NOTHING, LinkCosts, ModelCosts
-from engine.plan.program import loop_placement, two_way_placement, v_placement
+from engine.plan.predict import predict
+from engine.plan.program import Program, loop_placement, two_way_placement, v_placement
+from engine.plan.rules import ProgramError
 from engine.plan.sizes import size_text
+from engine.plan.slices import shares_of
+from ppbench.config.case import Case
 from ppbench.display.units import size as size_of
+from ppbench.planning.handover import case_of
 from ppbench.planning.plan import Loss, NoPlanError, PlanRequest
 from ppbench.planning.planner import make_plan
 from ppbench.planning.search import Search
+from ppbench.planning.stages import durations_of
 from ppbench.planning.words import as_dict
 
 AGAIN = replace(LAYER, backward_ns=3e6, input_ns=2.1e6, held_after_forward=MIB)
@@ -96,6 +106,57 @@ def test_less_memory_makes_stages_recompute_and_is_never_quicker():
 def test_without_recomputation_nothing_recomputes_and_with_all_everything_does():
     assert not any(any(one.configuration.recompute) for one in plan(recompute="none").proposals)
     assert all(all(one.configuration.recompute) for one in plan(recompute="all").proposals)
+
+
+@pytest.mark.parametrize("attention", [0.0, 0.4])
+def test_slices_are_planned_where_they_are_asked_for(attention):
+    """Every stage of two layers; messages are free, so that the step is a closed form."""
+    free = replace(COSTS, link=LinkCosts())
+    request = replace(REQUEST, ranks=(4,), schedules=("seq1f1b", "1f1b"), stages_per_rank=(1,))
+    whole = make_plan(request, free, effort=EFFORT)
+    assert {one.configuration.schedule for one in whole.proposals} == {"1f1b"}
+    slices = shares_of((32,) * 4, attention)
+    found = make_plan(replace(request, slices=slices), free, effort=EFFORT)
+    by_name = {one.configuration.schedule: one for one in found.proposals}
+    sliced, plain = by_name["seq1f1b"], by_name["1f1b"]
+    assert (sliced.configuration.num_slices, plain.configuration.num_slices) == (4, 1)
+    assert sliced.program.slices == slices
+    assert max(sliced.peak_bytes) < max(plain.peak_bytes)
+    assert sliced.bound_ns <= sliced.step_ns
+    assert any(note.startswith("A slice is taken to need its share") for note in found.notes)
+    assert attention or sliced.step_ns < plain.step_ns
+    case = Case(schedule="seq1f1b", slices_number=4, slices_attention=attention)
+    handed = [case_of(one.configuration, case, Path("mine.csv")) for one in (sliced, plain)]
+    assert [one.slices_number for one in handed] == [4, 1]
+    assert [one.slices_attention for one in handed] == [attention, 0.0]
+
+
+@pytest.mark.parametrize("lengths", [(64, 64), (96, 32), (32, 96)])
+def test_the_bound_of_slices_is_never_above_the_least_step_of_any_order(lengths):
+    """Two microbatches of two slices on two ranks: all 70 x 70 orders that are legal."""
+    slices = shares_of(lengths, 0.2)
+    free = replace(COSTS, link=LinkCosts())
+    given = {"schedules": ("seq1f1b",), "stages_per_rank": (1,), "global_batch": 2}
+    request = replace(REQUEST, slices=slices, recompute="none", **given)
+    proposal = make_plan(request, free, effort=EFFORT).first
+    configuration = proposal.configuration
+    stages = Search(request, free, lambda *_: None, 0).table(1, 1, 2)
+    durations = durations_of(stages.of_all(configuration.partition, configuration.recompute))
+    # Of a microbatch a rank has F0, F1, B1 and B0 in this order.
+    chains = [[(Op.F, 2 * m), (Op.F, 2 * m + 1), (Op.B, 2 * m + 1), (Op.B, 2 * m)] for m in (0, 1)]
+    rows = []
+    for places in itertools.combinations(range(8), 4):
+        left = [iter(chain) for chain in chains]
+        rows.append([next(left[at not in places]) for at in range(8)])
+    steps = []
+    for orders in itertools.product(rows, repeat=2):
+        actions = [tuple(Action(r, *one) for one in row) for r, row in enumerate(orders)]
+        program = Program("drawn", loop_placement(2), 4, actions, slices=slices)
+        with contextlib.suppress(ProgramError):  # they wait for each other
+            steps.append(predict(program, durations).makespan_ns)
+    assert len(steps) > 100
+    assert proposal.bound_ns <= min(steps)
+    assert min(steps) <= proposal.step_ns
 
 
 def test_the_frontier_is_quicker_the_more_memory_there_is():
