@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
 
 from ppbench.config.case import EMULATED
 from ppbench.display.cases import Axes, work_axes
+
+_EMULATED_TIMES = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_FB_ms")
 
 
 def alike(cases: pd.DataFrame) -> pd.DataFrame:
@@ -22,7 +26,8 @@ def groups_of(
     The cases are rows of `by_case`; `axes` are the settings that vary. Ranks and replicas are free
     if that leaves no pair, and ranks if they are a choice. Emulated cases compute nothing, so
     beside measured ones they are grouped on their own. Cases without a throughput or with a number
-    that is not finite are in no group.
+    that is not finite are in no group. Emulated cases do the same work if all their times are the
+    same, or those of a sequence are.
     """
     cases = cases[(cases["tokens_per_s"] > 0) & ~cases["is_not_finite"]]
     is_emulated = cases["device"] == EMULATED
@@ -35,10 +40,21 @@ def groups_of(
     ]
 
 
+def _is_alike(cases: pd.DataFrame, axis: str) -> bool:
+    """Whether an emulated time of a microbatch is the same for each of its sequences."""
+    if axis not in _EMULATED_TIMES or not len(cases):
+        return False
+    of_sequences = {
+        tuple(ms / size for ms in json.loads(listed))
+        for listed, size in zip(cases[axis], cases["train_microbatch_size"], strict=True)
+    }
+    return len(of_sequences) == 1
+
+
 def _of_one_kind(
     cases: pd.DataFrame, axes: Axes, *, are_ranks_free: bool
 ) -> list[tuple[list[str], pd.DataFrame]]:
-    work = [axis for axis in work_axes(axes) if axis != "device"]
+    work = [axis for axis in work_axes(axes) if axis != "device" and not _is_alike(cases, axis)]
     fixed = ("replicas",) if are_ranks_free else ("world_size", "replicas")
     sizes = [axis for axis in fixed if axis in axes]
     keys = [[*work, *sizes]]
