@@ -280,6 +280,9 @@ def prediction(asked: argparse.Namespace) -> Iterator[Row]:
             text = f'mode = "{mode}"\n' + EMULATED.format(ranks=draw.choice([2, 4]), steps=8)
             text += f"[emulated]\n{lines}link_ms = {draw.uniform(0, 3):.2f}\n"
             text += f"[grid]\nschedule = {json.dumps(schedules)}\n"
+            if "seq1f1b" in schedules:
+                text += "[[override]]\nwhere = {schedule = 'seq1f1b'}\nset = {slices.number = 4, "
+                text += f"slices.attention = {draw.uniform(0, 0.5):.2f}}}\n"
             with tempfile.TemporaryDirectory() as folder:
                 runs = swept(Path(folder), text)
             off[mode] += list((runs["step_ns"] / runs["planned_step_ns"] - 1).abs())

@@ -102,7 +102,7 @@ EXHIBITS = (
     Exhibit(
         "every-schedule",
         "Every schedule on four ranks",
-        "Eleven schedules with emulated stages of equal time: measured bubbles beside the theory.",
+        "Every schedule with emulated stages of equal time: measured bubbles beside the theory.",
         (
             (
                 "ppbench sweep schedules_emulated --set world_size=4 "

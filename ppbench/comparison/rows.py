@@ -15,7 +15,14 @@ from ppbench.comparison.axes import is_of_machine, key_of
 from ppbench.comparison.launches import SETTINGS as MEASURED
 from ppbench.comparison.launches import Key, key_text, keys_of, without_times_of_files
 from ppbench.comparison.lines import COMMIT, listed
-from ppbench.display.cases import NOT_GIVEN, SETTINGS, axis_text, case_text, varying_axes
+from ppbench.display.cases import (
+    FOLLOW_SCHEDULE,
+    NOT_GIVEN,
+    SETTINGS,
+    axis_text,
+    case_text,
+    varying_axes,
+)
 from ppbench.display.fields import field_of
 from ppbench.runtimes import ENGINE
 from ppbench.store.columns import SETTINGS as HEADED
@@ -24,7 +31,7 @@ Arm = tuple[Hashable, Key]
 """A value and the key of its launches."""
 SIDE = "side"
 """The column that says `base` or `head` where the axis is the commit."""
-_FOLLOWING = {"schedule": ("stages_per_rank", "program_digest")}
+_FOLLOWING = {"schedule": FOLLOW_SCHEDULE}
 """Settings that usually depend on another."""
 _MACHINE, _CASE = "fingerprint", "case_id"
 _USUAL = (

@@ -65,7 +65,7 @@ _COUNTED = {
     "slices_number": ("slice", "slices"),
 }
 _SECTIONS = ("model_", "data_", "train_", "launch_", "transfer_", "slices_", "emulated_")
-_FOLLOW_SCHEDULE = ("stages_per_rank", "program_digest")
+FOLLOW_SCHEDULE = ("stages_per_rank", "program_digest", "slices_number", "slices_lengths")
 """Settings that usually depend on the schedule."""
 NOT_GIVEN = "[]"  # an empty list, such as the stage times of a run that is not emulated
 _NAMED_BY_VALUE = ("schedule", "device", "model_preset", "model_dtype", "train_optimizer")
@@ -80,7 +80,7 @@ def varying_axes(runs: pd.DataFrame) -> tuple[str, ...]:
     """
     varying = [name for name in SETTINGS if len(runs[name].astype(str).unique()) > 1]
     by_schedule = runs.groupby("schedule")
-    implied = [n for n in _FOLLOW_SCHEDULE if by_schedule[n].nunique().max() == 1]
+    implied = [n for n in FOLLOW_SCHEDULE if by_schedule[n].nunique().max() == 1]
     varying = [name for name in varying if name not in implied]
     others = [name for name in varying if name not in TIMES]
     if others and "device" in others:
