@@ -178,13 +178,43 @@ def _mean_by_channel(moved: pd.DataFrame) -> dict[Edge, int]:
     return {Edge(int(source), int(target)): round(mean) for source, target, mean in rows}
 
 
+def measured_slices(spans: pd.DataFrame, slices: Sequence[float]) -> tuple[float, ...]:
+    """The share of each slice in the time of its microbatch, as measured.
+
+    `slices` are the shares as planned: measured ones are shrunk towards them as stages' means are
+    towards each other.
+    """
+    if not slices:
+        return ()
+    compute = compute_spans(spans)
+    duration = _durations(compute, slices)
+    relative = duration / duration.groupby([compute["op"], compute["stage"]]).transform("mean")
+    groups = relative.dropna().groupby(compute["microbatch"] % len(slices))
+    samples = {int(str(part)): values.to_numpy() for part, values in groups}
+    weight = share_of_difference(samples)
+    measured = [
+        share * (1 + weight * (float(samples[part].mean()) - 1))
+        for part, share in enumerate(slices)
+    ]
+    return tuple(share / sum(measured) for share in measured)
+
+
+def _durations(compute: pd.DataFrame, slices: Sequence[float]) -> pd.Series:
+    """The time of each computation; that of a slice as if all of its microbatch took as long."""
+    duration: pd.Series = compute["end_ns"] - compute["start_ns"]
+    if slices:
+        duration = duration / (np.array(slices) * len(slices))[compute["microbatch"] % len(slices)]
+    return duration
+
+
 def measured_costs(
     spans: pd.DataFrame, messages: pd.DataFrame, num_stages: int, program: Program | None = None
 ) -> Costs:
     """The mean costs of the measured steps; `messages` are those of `analysis.transfers`.
 
-    With the `program`, those of its pairs are apart. A backward that is in pairs alone is as long
-    as its two halves elsewhere; of what is in pairs alone besides, the halves of pairs count.
+    With the `program`, those of its pairs are apart, and each slice counts by its share. A backward
+    that is in pairs alone is as long as its two halves elsewhere; of what is in pairs alone
+    besides, the halves of pairs count.
     """
     compute, of_pairs, split = compute_spans(spans), tuple[int | None, ...](), set[int]()
     if program is not None and program.paired:
@@ -201,7 +231,7 @@ def measured_costs(
         alone |= {(Op.B.value, stage) for stage in split}
         kinds = zip(compute["op"], compute["stage"], strict=True)
         compute = compute[stage_of.isna() | np.array([kind not in alone for kind in kinds])]
-    duration = compute["end_ns"] - compute["start_ns"]
+    duration = _durations(compute, () if program is None else program.slices)
     by_stage = {}
     for op, of_op in compute.groupby("op"):
         groups = duration[of_op.index].groupby(of_op["stage"])
@@ -223,7 +253,8 @@ def measured_costs(
 def variation(spans: pd.DataFrame, costs: Costs, program: Program | None = None) -> float:
     """Root mean square deviation of computations from their costs, relative to the costs'.
 
-    Of a `program` with pairs, the halves of these are left out, if there is more.
+    Of a `program` with pairs, the halves of these are left out, if there is more. A slice that
+    takes more than another does not deviate by that.
     """
     compute = compute_spans(spans)
     if program is not None and program.paired:
@@ -231,7 +262,8 @@ def variation(spans: pd.DataFrame, costs: Costs, program: Program | None = None)
         compute = lone if len(lone) else compute
     pairs = zip(compute["op"], compute["stage"], strict=True)
     expected = np.array([costs.by_stage[Op(op)][stage] or 0 for op, stage in pairs], dtype=float)
-    deviation = (compute["end_ns"] - compute["start_ns"]).to_numpy() - expected
+    duration = _durations(compute, () if program is None else program.slices)
+    deviation = duration.to_numpy() - expected
     return float(np.sqrt((deviation**2).sum() / max(1.0, (expected**2).sum())))
 
 

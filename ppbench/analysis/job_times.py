@@ -54,6 +54,7 @@ class Columns:
         table = program.table
         self.program, self.actions = program, list(itertools.chain(*program.actions))
         self._op, self.stage, self.microbatch = map(np.array, table.arrays[1:])
+        self.part = self.microbatch % max(1, len(program.slices))  # which slice it is
         self.rank = np.repeat(range(program.world_size), np.diff(table.offset))
         self.is_compute = self.of_ops(COMPUTE_OPS)
         # The first stage of a SEND's link.
@@ -65,13 +66,16 @@ class Columns:
 
     @property
     def kinds(self) -> Iterator[tuple[Op, npt.NDArray[np.int64]]]:
-        """Each op that takes time, with its columns of one stage; an optimizer's of one rank."""
-        of_kind: dict[tuple[Op, int], list[int]] = {}
+        """Each op that takes time, with its columns of one stage; an optimizer's of one rank.
+
+        The slices of a microbatch, which differ, are apart.
+        """
+        of_kind: dict[tuple[Op, int, int], list[int]] = {}
         for at, action in enumerate(self.actions):
             if action.op not in RECV_OPS | _UNTIMED:
                 stage = int(self.rank[at]) if action.op is Op.OPT else action.stage
-                of_kind.setdefault((action.op, stage), []).append(at)
-        return ((op, np.array(at)) for (op, _), at in of_kind.items())
+                of_kind.setdefault((action.op, stage, int(self.part[at])), []).append(at)
+        return ((op, np.array(at)) for (op, *_), at in of_kind.items())
 
 
 @dataclass(frozen=True, eq=False)

@@ -125,14 +125,14 @@ def stragglers_of(times: JobTimes) -> Stragglers:
     compute = columns.of_ops(own_work)
     # What each column takes in each replica, and what it would ideally take.
     own_ns = np.ones(ns.shape[1:])
-    of_stages: dict[Op, list[float]] = {}
+    of_stages: dict[tuple[Op, int], list[float]] = {}  # by op and slice
     for op, at in columns.kinds:
         center = np.mean if op in own_work else np.median
         own_ns[:, at] = center(ns[..., at], axis=(0, 2))[:, None]
-        of_stages.setdefault(op, []).append(_usual(own_ns[:, at[0]]))
+        of_stages.setdefault((op, columns.part[at[0]]), []).append(_usual(own_ns[:, at[0]]))
     ideal = np.zeros(len(columns.actions), np.int64)
-    for op, stages in of_stages.items():
-        ideal[columns.of_ops([op])] = round(float(np.median(stages)))
+    for (op, part), stages in of_stages.items():
+        ideal[columns.of_ops([op]) & (columns.part == part)] = round(float(np.median(stages)))
 
     def means(many: Iterable[Factors | Ns]) -> Iterator[float]:
         """The mean step with each of some times."""
@@ -141,7 +141,8 @@ def stragglers_of(times: JobTimes) -> Stragglers:
 
     # T, T_ideal, and S where only some columns have their own times. Of S of one replica, and of
     # each of its ranks, the others are ideal, and so alike: one of them stands for all.
-    ideally, ops = np.broadcast_to(ideal, (len(ns), 1, len(ideal))), list(of_stages)
+    ideally = np.broadcast_to(ideal, (len(ns), 1, len(ideal)))
+    ops = list(dict.fromkeys(op for op, _ in of_stages))
     of_ranks = [columns.rank == rank for rank in ranks]
     of_some = [*(columns.of_ops([op]) for op in ops), *of_ranks]
     every = np.ones(len(ideal), np.bool_)

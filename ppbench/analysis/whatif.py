@@ -23,7 +23,7 @@ from engine.plan.collectives import (
 )
 from engine.plan.lower import Policy, lower
 from engine.plan.messages import Edge
-from engine.plan.program import Program, from_json
+from engine.plan.program import EVALUATE, Program, from_json
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
 from ppbench.analysis.collectives import Moving
@@ -172,12 +172,15 @@ def other_schedules(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
         question = f"{name}, {v} stages per rank" if v > 1 else name
         if name == lowered.schedule and v * lowered.world_size == lowered.num_stages:
             continue
+        num_slices = max(1, len(lowered.slices))
+        can_slice = schedule.in_slices is not None or lowered.mode == EVALUATE
         if schedule.in_slices is not None and not lowered.slices:
             yield Inapplicable(question, "takes microbatches in slices; this run has whole ones")
             continue
-        shape = lowered.world_size, lowered.num_microbatches // max(1, len(lowered.slices)), v
+        shape = lowered.world_size, lowered.num_microbatches // num_slices, v
+        slices = lowered.slices if can_slice else ()
         try:
-            program = build_program(name, *shape, mode=lowered.mode)
+            program = build_program(name, *shape, mode=lowered.mode, slices=slices)
         except ScheduleError as error:
             yield Inapplicable(question, str(error))
             continue

@@ -138,7 +138,7 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
 def _of_slices(case: Case) -> Problem | None:
     """The problem of slices that the sequences cannot be cut into."""
     num, seq_len, listed = case.slices_number, case.seq_len, case.slices_lengths
-    if num == 1 or not isinstance(seq_len, int):
+    if not isinstance(seq_len, int):
         return None
     if num > seq_len:
         return Problem(

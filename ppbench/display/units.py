@@ -85,13 +85,14 @@ def duration(seconds: float) -> str:
 def held_share(run: Mapping[Hashable, Any] | pd.Series) -> float | None:
     """Return the activations held at once, as microbatches of a rank's whole share of the model.
 
-    A run counts each stage of a rank by itself; the default is one stage per rank.
+    A run counts each stage of a rank, and each slice of a microbatch, by itself; the default is one
+    stage per rank.
     """
     count, num_stages = run.get("peak_held_microbatches"), run.get("num_stages")
     if is_missing(count):
         return None
     share = 1.0 if is_missing(num_stages) else int(run["world_size"]) / float(str(num_stages))
-    return float(str(count)) * share
+    return float(str(count)) * share / int(run.get("slices_number", 1))
 
 
 def held(run: pd.Series) -> str:

@@ -18,7 +18,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from engine.plan.program import Placement, Program, loop_placement, to_csv, v_placement
 from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES
@@ -36,10 +35,6 @@ _ALWAYS = (
     *("train.microbatch_size", "train.recompute"),
 )
 """Keys of a sweep file that say which pipeline it is; others only where they are not as usual."""
-WHOLE: dict[str, Any] = {
-    name: getattr(Case, name) for name in ("slices_number", "slices_lengths", "slices_attention")
-}
-"""The settings of microbatches that do not come in slices."""
 EMBEDDINGS, NORM, HEAD = "tok_embeddings", "norm", "output"
 """torchtitan's modules around the layers; its latest models call the head `lm_head`."""
 
@@ -65,7 +60,8 @@ def case_of(one: Configuration, case: Case, file: Path) -> Case:
         world_size=one.ranks,
         stages_per_rank=one.stages_per_rank,
         num_microbatches=one.num_microbatches,
-        **({} if one.num_slices > 1 else WHOLE),
+        slices_number=one.num_slices,
+        slices_lengths=case.slices_lengths if one.num_slices > 1 else Case.slices_lengths,
         train_microbatch_size=one.microbatch_size,
         model_partition=one.layers,
         train_recompute=any(one.recompute),

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from engine.plan.spans import COLUMNS
 from ppbench import __version__
 from ppbench.analysis.attribution import attribute, figures_of
 from ppbench.analysis.collectives import collective_figures
+from ppbench.analysis.costs import measured_slices
 from ppbench.analysis.metrics import rank_figures, run_figures, step_figures, windows
 from ppbench.analysis.mfu import Peak, mfu_figures
 from ppbench.analysis.reference import ReferenceTimes, reference_figures
@@ -155,7 +156,9 @@ def rows_of(finished: FinishedRun) -> Rows:
     makespan_ns = steps.set_index("step")["makespan_ns"]
     ranks = pd.DataFrame(finished.ranks).assign(**rank_figures(spans, of_ranks))
     figures = run_figures(steps)
-    attribution = attribute(spans, finished.lowered, of_ranks, moved, meets=case.meets)
+    slices = measured_slices(spans, program.slices)
+    lowered = replace(finished.lowered, slices=slices)
+    attribution = attribute(spans, lowered, of_ranks, moved, meets=case.meets)
     first = finished.not_finite
     errors = [int(str(rank.get("clock_error_ns", 0))) for rank in finished.ranks]
     # Within a rank times are exact: its clock's offset does not matter.
@@ -189,7 +192,7 @@ def rows_of(finished: FinishedRun) -> Rows:
         "not_finite_what": None if first is None else first.what,
         "first_loss": finished.first_loss,
         "last_loss": finished.last_loss,
-        "program": to_json(program),
+        "program": to_json(replace(program, slices=slices)),
         "bubble_fraction_theory": bubble_in_theory(case, program),
         "planned_step_ns": planned_ns,
         "cautions": ",".join(caution.name for caution in cautions),

@@ -275,9 +275,7 @@ def build_program(
     file is not made for these numbers; ProgramFileError.
     """
     if name.startswith(CSV_PREFIX):
-        given = num_microbatches * max(1, len(slices))
-        program = _program_of_file(name, world_size, given, stages_per_rank)
-        program = replace(program, slices=slices)
+        program = _program_of_file(name, world_size, num_microbatches, stages_per_rank, slices)
         program = program if is_replicated else program.without_collectives()
         return in_mode(program if has_pairs else program.in_order(), mode)
     schedule = find_schedule(name)
@@ -314,13 +312,23 @@ def in_mode(program: Program, mode: str) -> Program:
 
 
 def _program_of_file(
-    name: str, world_size: int, num_microbatches: int, stages_per_rank: int | None
+    name: str,
+    world_size: int,
+    num_microbatches: int,
+    stages_per_rank: int | None,
+    slices: tuple[float, ...],
 ) -> Program:
-    program = read_csv(Path(name.removeprefix(CSV_PREFIX)))
+    program = replace(read_csv(Path(name.removeprefix(CSV_PREFIX))), slices=slices)
+    num_written, num_slices = program.num_microbatches, max(1, len(slices))
+    if num_written % num_slices:
+        reason = (
+            f"{name} has {num_written} microbatches, which is no multiple of {num_slices} slices"
+        )
+        raise ShapeError("slices.number", reason)
     checks: list[tuple[str, float, int | None]] = [
         ("world_size", program.world_size, world_size),
         ("stages_per_rank", program.num_stages / program.world_size, stages_per_rank),
-        ("num_microbatches", program.num_microbatches, num_microbatches),
+        ("num_microbatches", num_written / num_slices, num_microbatches),
     ]
     for key, value, asked in checks:
         if asked is not None and value != asked:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ from engine.plan.predict import Durations, predict, timed, uniform
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.walk import walk
 from ppbench.analysis.attribution import PARTS, PHASES, attribute
+from ppbench.analysis.costs import measured_slices, variation
 from ppbench.analysis.metrics import windows
 
 ONE_MICROBATCH = frame(
@@ -109,6 +111,35 @@ def test_the_parts_and_the_phases_add_up_to_the_nanosecond_for_every_schedule(na
     assert rows["idle_ns"].tolist() == idle.tolist()
     assert rows[list(PARTS)].sum(axis=1).tolist() == idle.tolist()
     assert rows[list(PHASES)].sum(axis=1).tolist() == idle.tolist()
+
+
+def test_slices_that_differ_are_no_jitter_and_hide_no_imbalance():
+    measured = (0.2, 0.3, 0.5)
+    planned = lower(build_program("seq1f1b", 2, 4, slices=(1 / 3,) * 3))
+    of_stage = {0: 60_000, 1: 63_000}
+    spans = steps_of(
+        planned, lambda a: round(of_stage[a.stage] * measured[a.microbatch % 3]), lambda _: 0
+    )
+    shares = measured_slices(spans, planned.slices)
+    assert shares == pytest.approx(measured)
+    program = replace(planned, slices=shares)
+    found = attributed(spans, program)
+    assert found.costs.by_stage == {Op.F: (20_000, 21_000), Op.B: (20_000, 21_000)}
+    assert variation(spans, found.costs, program) == pytest.approx(0, abs=1e-6)
+    lost = found.rows[list(PARTS)].sum()
+    assert lost["imbalance_ns"] != 0
+    assert lost.sum() == pytest.approx(lost["structure_ns"] + lost["imbalance_ns"], rel=1e-3)
+
+
+def test_the_shares_of_slices_that_differ_by_chance_are_those_of_the_plan():
+    drawn, planned = random.Random(3), lower(build_program("seq1f1b", 2, 4, slices=(0.25, 0.75)))
+    spans = steps_of(
+        planned,
+        lambda a: round(1_000 * planned.slices[a.microbatch % 2] * drawn.uniform(0.8, 1.2)),
+        lambda _: 0,
+    )
+    assert measured_slices(spans, planned.slices) == pytest.approx(planned.slices)
+    assert measured_slices(spans, ()) == ()
 
 
 def training(program, tooks, optimizer_ns, *, meets=False, host=lambda: 0):

@@ -14,8 +14,10 @@ from samples import sampled
 from benchmarks.made_up_jobs import KINDS, Shape, durations, make, named, walked
 from engine.plan.action import RECV_OPS, SEND_OPS, Op
 from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero2, Zero3
+from engine.plan.lower import lower
 from engine.plan.period import with_end
 from engine.plan.predict import timed
+from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Span, lane_of
 from engine.plan.walk import walk
 from ppbench.analysis.job_times import Columns, JobTimes, times_of
@@ -114,6 +116,16 @@ def test_a_slow_optimizer_costs_what_the_next_steps_lose_by_it():
     assert found.ideal_ns == usual / 3
     assert named(found.cause) == ("worker", 1, 2)
     assert found.cause.cost_ns == pytest.approx((last - usual) / 3)
+
+
+def test_slices_that_differ_make_nobody_slow():
+    program = lower(build_program("seq1f1b", 2, 4, slices=(0.25, 0.75)))
+    columns = Columns(with_end(program, meets=False))
+    ns = np.where(columns.is_compute, 1000 + 2000 * (columns.microbatch % 2), 0)
+    following = Following((0, 0), meets=False)
+    spans = steps_in_a_row(program, np.broadcast_to(ns, (3, 2, len(ns))), 2)
+    found = stragglers_of(times_of(spans, program, 2, following))
+    assert (found.slowness, found.cause) == (1, None)
 
 
 @pytest.mark.parametrize("seed", sampled(range(18), 6))

@@ -1,5 +1,7 @@
 """Costs that were measured, put into other programs: closed forms as oracle."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from engine.plan.action import CODES, Op
 from engine.plan.lower import Policy, lower
 from engine.plan.messages import Edge
+from engine.plan.program import EVALUATE
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from ppbench.analysis.costs import (
     Costs,
@@ -45,6 +48,20 @@ def answers(costs, program=PROGRAM):
     run = run_of(costs, program)
     given = [*same_program(run), *other_schedules(run)]
     return {answer.question: answer for answer in given}
+
+
+def test_what_ran_in_slices_would_in_every_schedule_that_can():
+    slices, costs = (0.25,) * 4, Costs({Op.F: (20,) * 4}, {})
+    program = lower(build_program("1f1b", 4, 2, mode=EVALUATE, slices=slices))
+    others = answers(costs, program)
+    assert others["zbv, 2 stages per rank"].step_ns == 8 * 20 + 6 * 10
+    costs = Costs({Op.F: (25,) * 4, Op.B: (50,) * 4}, {})
+    sliced = build_program("seq1f1b", 4, 2, slices=slices)
+    others = answers(costs, lower(replace(sliced, schedule="csv:mine.csv")))
+    assert others["seq1f1b"].step_ns == 8 * 75 + 3 * 75
+    assert others["1f1b"].step_ns == 2 * 300 + 3 * 300
+    whole = answers(EQUAL)["seq1f1b"]
+    assert whole.reason == "takes microbatches in slices; this run has whole ones"
 
 
 def test_steps_in_a_row_gain_what_lone_ones_cannot_show():

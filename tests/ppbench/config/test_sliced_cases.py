@@ -9,6 +9,8 @@ import pytest
 from sweep_files import only_case, read
 
 from engine.plan.predict import took_by
+from engine.plan.program import to_csv
+from engine.plan.schedules.registry import build_program
 from engine.plan.slices import shares_of
 from ppbench.config.programs import (
     bubble_in_theory,
@@ -18,6 +20,7 @@ from ppbench.config.programs import (
     program_of,
     slice_lengths_of,
 )
+from ppbench.display.units import held_share
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.prediction import simulate
 from ppbench.run.runtimes.runtime import trainer_config
@@ -33,8 +36,10 @@ EMULATED = f'{SLICED}device = "emulated"\n{TIMES}'
         ('schedule = "zbv"\nslices.number = 2', "slices.number: zbv takes whole microbatches"),
         ('schedule = "auto"\nslices.number = 2', 'slices.number: "auto" orders whole microbatches'),
         ('schedule = "seq1f1b"\nslices.number = 200', "slices.number: 200 slices of 128 tokens"),
-        ('schedule = "seq1f1b"\nslices.lengths = [64, 64]', "slices.lengths: applies only with"),
-        ('schedule = "seq1f1b"\nslices.attention = 0.5', "slices.attention: applies only with"),
+        (
+            'schedule = "seq1f1b"\nslices.lengths = [64, 64]',
+            "2 slices .*; expected slices.number 1",
+        ),
         (f"{SLICED}slices.lengths = [64, 64]", "has 2 slices of 128 tokens in all; expected"),
         (f"{SLICED}slices.lengths = [64, 32, 16, 8]", "of 120 tokens in all; .* of seq_len 128"),
         (f'{SLICED}slices.lengths = "equal"', '"even", "balanced" or the number of tokens of each'),
@@ -69,6 +74,23 @@ def test_a_case_cuts_its_sequences_and_plans_its_step(tmp_path):
     assert sum(took) == pytest.approx(4 * 8 * 60e6, rel=1e-6)
     config = trainer_config(dataclasses.replace(balanced, device="cpu"))
     assert (config.slices, config.attention, config.num_messages) == (lengths, 0.5, 32)
+
+
+def test_a_file_has_whole_numbers_of_slices(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text(to_csv(build_program("seq1f1b", 2, 2, slices=(0.5, 0.5))))
+    assert simulate(f"csv:{file}", slices="2").makespan_s == Fraction(15, 2)
+    with pytest.raises(UsageError, match=r"--slices: .* 4 .*no multiple of 3 slices"):
+        simulate(f"csv:{file}", slices="3")
+    with pytest.raises(UsageError, match=r"--microbatches: .* num_microbatches 2, got 4"):
+        simulate(f"csv:{file}", 2, 4, slices="2")
+    with pytest.raises(SweepFileError, match=r"slices.number: .*no multiple of 3 slices"):
+        read(tmp_path, f'schedule = "csv:{file}"\nworld_size = 2\nslices.number = 3')
+
+
+def test_a_run_holds_shares_of_microbatches():
+    sizes = {"world_size": 2, "num_stages": 4, "slices_number": 4}
+    assert held_share({"peak_held_microbatches": 10, **sizes}) == 1.25
 
 
 def test_slices_are_simulated_at_their_share_of_the_costs():
