@@ -131,6 +131,11 @@ class Program:
             object.__setattr__(self, "actions", Table.of(self.actions))
 
     @property
+    def num_slices(self) -> int:
+        """How many slices a microbatch of the batch comes in; 1 where it is whole."""
+        return max(1, len(self.slices))
+
+    @property
     def world_size(self) -> int:
         return self.placement.world_size
 

@@ -54,7 +54,7 @@ class Emulation:
     reduce_ns: tuple[int, ...] = ()  # of its REDUCE_GRAD
     factors: tuple[float, ...] = ()  # of each replica; none: all 1
     of_actions: Mapping[Action, int] = field(default_factory=dict)
-    """Times of halves of pairs and of slices, which are not those of their stage."""
+    """Times of single actions, such as slices; of all others they are those of their stage."""
 
     def delays_ns(self, edges: Iterable[Edge]) -> dict[Edge, int]:
         """Return by how much the messages of an edge are delayed, where they are."""

@@ -54,7 +54,7 @@ class Columns:
         table = program.table
         self.program, self.actions = program, list(itertools.chain(*program.actions))
         self._op, self.stage, self.microbatch = map(np.array, table.arrays[1:])
-        self.part = self.microbatch % max(1, len(program.slices))  # which slice it is
+        self.part = self.microbatch % program.num_slices  # which slice it is
         self.rank = np.repeat(range(program.world_size), np.diff(table.offset))
         self.is_compute = self.of_ops(COMPUTE_OPS)
         # The first stage of a SEND's link.

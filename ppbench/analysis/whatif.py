@@ -96,7 +96,7 @@ class Modelled:
         ((step_ns, by_replica),) = steps_of(program, [(times, self.following)])
         idle_ns = sum(map(sum, by_replica))
         capacity_ns = len(by_replica) * program.world_size * step_ns
-        share = program.world_size / program.placement.depth / max(1, len(program.slices))
+        share = program.world_size / program.placement.depth / program.num_slices
         held = max(peak_activations(program.compute_only())) * share
         return WhatIf(question, step_ns, idle_ns, idle_ns / max(1, capacity_ns), held)
 
@@ -172,12 +172,11 @@ def other_schedules(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
         question = f"{name}, {v} stages per rank" if v > 1 else name
         if name == lowered.schedule and v * lowered.world_size == lowered.num_stages:
             continue
-        num_slices = max(1, len(lowered.slices))
-        can_slice = schedule.in_slices is not None or lowered.mode == EVALUATE
         if schedule.in_slices is not None and not lowered.slices:
             yield Inapplicable(question, "takes microbatches in slices; this run has whole ones")
             continue
-        shape = lowered.world_size, lowered.num_microbatches // num_slices, v
+        shape = lowered.world_size, lowered.num_microbatches // lowered.num_slices, v
+        can_slice = schedule.in_slices is not None or lowered.mode == EVALUATE
         slices = lowered.slices if can_slice else ()
         try:
             program = build_program(name, *shape, mode=lowered.mode, slices=slices)
@@ -197,7 +196,7 @@ def needs_halves(costs: Costs) -> bool:
 
 def _with_program(run: Modelled, program: Program) -> Modelled:
     # What is an action of a slice now may be one of a whole microbatch.
-    longer = max(1, len(run.lowered.slices)) / max(1, len(program.slices))
+    longer = run.lowered.num_slices / program.num_slices
     # The model's parts; two directions have copies of each.
     num_stages, num_now = program.placement.depth, run.lowered.placement.depth
     lowered = run.posting.lower(program)

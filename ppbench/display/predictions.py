@@ -23,10 +23,9 @@ def shape_text(prediction: Prediction) -> str:
         counts.append(f"{counted(replication.replicas, 'replica')} sharing by {sharding}")
     if program.num_stages > program.world_size:
         counts.append(counted(program.num_stages, "stage"))
-    num_slices = max(1, len(program.slices))
-    counts.append(counted(program.num_microbatches // num_slices, "microbatch"))
+    counts.append(counted(program.num_microbatches // program.num_slices, "microbatch"))
     if program.slices:
-        counts[-1] += f" of {counted(num_slices, 'slice')}"
+        counts[-1] += f" of {counted(program.num_slices, 'slice')}"
     return ", ".join([*counts, costs_text(prediction.costs)])
 
 

@@ -181,8 +181,8 @@ class Prediction:
             "schedule": program.schedule,
             "ranks": program.world_size,
             **of_replicas,
-            "microbatches": program.num_microbatches // max(1, len(program.slices)),
-            **({"slices": len(program.slices)} if program.slices else {}),
+            "microbatches": program.num_microbatches // program.num_slices,
+            **({"slices": program.num_slices} if program.slices else {}),
             "stages_per_rank": number(Fraction(program.num_stages, program.world_size)),
             "num_stages": program.num_stages,
             "placement": placement_word(program),
@@ -258,7 +258,7 @@ def predict(
     for one in steps:
         times += [one.gather_s, one.reduce_s, *(f * c for f in one.factors for c in stage_costs)]
     # The time of a slice is a whole number, too, where its share has few digits.
-    fineness = 1000 * len(program.slices) ** 2 if program.slices else 1
+    fineness = 1000 * program.num_slices**2 if program.slices else 1
     ticks_per_s = math.lcm(*(time.denominator for time in times)) * fineness
 
     def ticks(seconds: Fraction) -> tuple[int, ...]:
@@ -300,7 +300,7 @@ def durations_of(*given: tuple[int, ...]) -> Durations:
 
 def share_of_action(program: Program) -> Fraction:
     """The share of one computation in those of its op that a rank has for a whole microbatch."""
-    return Fraction(program.world_size, program.placement.depth * max(1, len(program.slices)))
+    return Fraction(program.world_size, program.placement.depth * program.num_slices)
 
 
 @contextmanager

@@ -64,11 +64,8 @@ def one_f_one_b(placement: Placement, num_microbatches: int) -> list[Row]:
 
 def seq1f1b(placement: Placement, num_microbatches: int, num_slices: int) -> list[Row]:
     """Rows of actions by rank. Rank r never holds more than p - r + k - 1 slices' activations."""
-    slices, backward, last_rank = (
-        array("q", range(num_microbatches)),
-        array("q"),
-        placement.world_size - 1,
-    )
+    slices, backward = array("q", range(num_microbatches)), array("q")
+    last_rank = placement.world_size - 1
     for first in range(0, num_microbatches, num_slices):
         backward += slices[first : first + num_slices][::-1]
     return [

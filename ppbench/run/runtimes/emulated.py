@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from engine.connection import Agreement
 from engine.emulated import EmulatedStages
 from engine.flight import NO_FLIGHT, Flight
@@ -21,10 +23,6 @@ class EmulatedRuntime(EngineRuntime):
         self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight = NO_FLIGHT
     ) -> None:
         durations, program = durations_of(case), agreement.lowered.compute_only()
-        took, mates = took_by(program, durations), program.mates
-        own = [half for at, mate in enumerate(mates) if mate >= 0 for half in (at, mate)]
-        if program.slices:
-            own = [*range(program.table.num_actions)]
         emulation = Emulation(
             durations,
             case.emulated_jitter,
@@ -32,7 +30,7 @@ class EmulatedRuntime(EngineRuntime):
             link_ns_of(case),
             *collective_ns_of(case),
             case.emulated_replica_factors,
-            dict(zip(program.table.those(own), map(took.__getitem__, own), strict=True)),
+            dict(zip(chain(*program.actions), took_by(program, durations), strict=True)),
         )
         stages = EmulatedStages(agreement, emulation)
         try:

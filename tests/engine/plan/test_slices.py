@@ -130,8 +130,13 @@ def test_programs_of_slices_are_written_and_read(tmp_path):
     assert ([*again.actions], again.slices) == ([*program.actions], slices)
     whole = from_csv(to_csv(program), "whole")
     assert (whole.num_microbatches, whole.slices) == (8, ())
-    with pytest.raises(ShapeError, match="is for num_microbatches 8, got 12"):
-        build_program(f"csv:{file}", 3, 4, slices=(0.5, 0.25, 0.25))
+    for num_microbatches, num_slices, key, reason in (
+        (4, 3, "slices.number", "has 8 microbatches, which is no multiple of 3 slices"),
+        (8, 2, "num_microbatches", "is for num_microbatches 4, got 8"),
+    ):
+        with pytest.raises(ShapeError, match=reason) as caught:
+            build_program(f"csv:{file}", 3, num_microbatches, slices=(1 / num_slices,) * num_slices)
+        assert caught.value.key == key
 
 
 @pytest.mark.parametrize(
