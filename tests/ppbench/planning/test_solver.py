@@ -130,7 +130,8 @@ def test_small_problems_are_solved_as_well_as_can_be_and_the_bound_is_never_abov
 
 def test_the_bound_of_two_directions_is_never_above_the_least_step(is_thorough):
     num_proved = num_equal = 0
-    for seed in range(200 if is_thorough else 6):
+    soon = 2, 5, 6, 7, 10, 13  # seeds of which the least step is found in a fraction of a second
+    for seed in range(200) if is_thorough else soon:
         random_ = random.Random(seed)
         p, m = random_.choice([(2, 2), (2, 4), (4, 2), (4, 4)])
         placement = two_way_placement(p)
@@ -143,13 +144,13 @@ def test_the_bound_of_two_directions_is_never_above_the_least_step(is_thorough):
         limits = tuple(int(least * part) for least in problem.least_limits)
         problem = repeated(replace(problem, limits=limits), seed)
         within = m * sum(map(sum, times)) + sum(problem.optimizers) + 8 * m * p * 20
-        least = least_step(problem, within, 20 if is_thorough else 3)
+        least = least_step(problem, within, 20)
         if least is not None:
             bound = lower_bound(problem)
             num_proved += 1
             num_equal += bound == least
             assert 0.5 * least < bound <= least
-    assert num_proved >= (150 if is_thorough else 3)
+    assert num_proved >= (150 if is_thorough else len(soon))
     assert num_equal >= 0.1 * num_proved
 
 
