@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.model.descriptions import Facts, Identity, Problem
-from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, read_csv
+from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES, ProgramFileError, read_csv
 from ppbench.config import kinds
 from ppbench.config.case import (
     CASE_KEYS,
@@ -205,6 +205,13 @@ def read_sweep(
         others = f"; nor {'does' if num == 1 else 'do'} {num:,} more" if num else ""
         line = source.line_of(unmet[0])
         notes.append(f"{source.file}:{line}: {idle[unmet[0]]} matches no case{others}")
+    for name in (known.name for known in SCHEDULES.values() if known.in_slices is not None):
+        trained = [case for case, _ in cases if case.schedule == name and case.trains]
+        if trained and all(case.slices_number == 1 for case in trained):
+            notes.append(
+                f"{source.file}: {name} takes microbatches in slices, and is 1f1b without any; set "
+                "slices.number"
+            )
     return Sweep(
         str(values["name"]),
         source.file,

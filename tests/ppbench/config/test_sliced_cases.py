@@ -88,6 +88,14 @@ def test_a_file_has_whole_numbers_of_slices(tmp_path):
         read(tmp_path, f'schedule = "csv:{file}"\nworld_size = 2\nslices.number = 3')
 
 
+def test_a_schedule_of_slices_without_any_is_noted(tmp_path):
+    (told,) = read(tmp_path, 'schedule = "seq1f1b"').notes
+    assert told.endswith("is 1f1b without any; set slices.number")
+    grid = '[grid]\nschedule = ["seq1f1b"]\nslices.number = [1, 2]\n'
+    for more in (grid, 'schedule = "seq1f1b"\nmode = "evaluate"', 'schedule = "1f1b"'):
+        assert read(tmp_path, more).notes == ()
+
+
 def test_a_run_holds_shares_of_microbatches():
     sizes = {"world_size": 2, "num_stages": 4, "slices_number": 4}
     assert held_share({"peak_held_microbatches": 10, **sizes}) == 1.25
