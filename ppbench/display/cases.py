@@ -122,14 +122,15 @@ def case_text(row: Row, axes: Axes) -> str:
 
 
 def usual_axes(row: Row, axes: Axes) -> Axes:
-    """Return these settings, and the runtime if it is not the engine, several replicas with theirs.
+    """Return these settings, and the runtime if it is not the engine, several slices and replicas.
 
-    The runtime follows the first, replicas and what they share come last.
+    The runtime follows the first, slices, replicas and what these share come last.
     """
     first, *rest = axes
     runtime = () if row.get("runtime", ENGINE) == ENGINE else ("runtime",)
+    cut = ("slices_number",) if row.get("slices_number", 1) > 1 else ()
     shared = ("replicas", "sharding_policy") if row.get("replicas", 1) > 1 else ()
-    return (first, *runtime, *rest, *shared) if runtime or shared else axes
+    return (first, *runtime, *rest, *cut, *shared)
 
 
 def cautions_of(row: Row) -> list[str]:

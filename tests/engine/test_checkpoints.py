@@ -48,6 +48,7 @@ REPLICATED = {
     "long": (1, 4, NoCollectives()),
     "with a rank of nothing": (1, 3, NoCollectives()),
     "two way": (1, 2, NoCollectives()),
+    "in slices": (2, 2, Zero1()),
     "whole": (2, 2, DataParallel()),
     "zero1": (4, 1, Zero1()),
     "zero1 of pipelines": (2, 2, Zero1()),
@@ -59,7 +60,9 @@ REPLICATED = {
 def settings_for(name, preset="llama-tiny-tied", *, num_microbatches=4, **rest):
     replicas, world_size, sharding = REPLICATED[name]
     rest = {"optimizer": OPTIMIZER, "preset": preset, **rest}
-    schedule = "chimera" if name == "two way" else "1f1b"
+    schedule = {"two way": "chimera", "in slices": "seq1f1b"}.get(name, "1f1b")
+    if name == "in slices":
+        rest["slices"] = (7, 5, 3, 1)
     return config(
         *(schedule, world_size, num_microbatches), replicas=replicas, sharding=sharding, **rest
     )
@@ -118,6 +121,8 @@ def uninterrupted(ranks):
         ("pipeline", "whole"),
         ("two way", "zero1 of pipelines"),
         ("zero2", "two way"),
+        ("in slices", "zero3"),
+        ("pipeline", "in slices"),
     ],
 )
 def test_a_run_resumes_with_other_ranks_replicas_and_shards(

@@ -20,6 +20,7 @@ from ppbench.config.programs import (
     program_of,
     slice_lengths_of,
 )
+from ppbench.display.cases import case_text
 from ppbench.display.units import held_share
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.prediction import simulate
@@ -94,6 +95,13 @@ def test_a_schedule_of_slices_without_any_is_noted(tmp_path):
     grid = '[grid]\nschedule = ["seq1f1b"]\nslices.number = [1, 2]\n'
     for more in (grid, 'schedule = "seq1f1b"\nmode = "evaluate"', 'schedule = "1f1b"'):
         assert read(tmp_path, more).notes == ()
+
+
+def test_a_case_is_named_with_its_slices(tmp_path):
+    case = only_case(read(tmp_path, f"{SLICED}num_microbatches = 8\nseq_len = 128"))
+    assert case_text(dataclasses.asdict(case), ()) == (
+        "seq1f1b, 4 ranks, 8 microbatches, 128 tokens, 4 slices"
+    )
 
 
 def test_a_run_holds_shares_of_microbatches():
