@@ -15,14 +15,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from engine.plan.program import Program
 from engine.plan.schedules.registry import SCHEDULES
 from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, parts_in
 from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
 from ppbench.analysis.job_times import times_of
 from ppbench.analysis.pairs import IN_ORDER, contention_of, words_of
 from ppbench.analysis.policy_whatif import POLICY_NOTE, other_sharing
-from ppbench.analysis.running import Following, stored_following
+from ppbench.analysis.running import stored_following
 from ppbench.analysis.stragglers import Stragglers, stragglers_of
 from ppbench.analysis.whatif import (
     HALVES_NOTE,
@@ -277,25 +276,20 @@ def stragglers_of_run(store: Store, name: str) -> tuple[str, Stragglers]:
 
     Raises UsageError for a run that is not ok, StoreError for one whose spans are lost.
     """
-    run_id, spans, lowered, replicas, following = stored_job(store, name)
-    try:
-        return run_id, stragglers_of(times_of(spans, lowered, replicas, following))
-    except KeyError as error:
-        raise StoreError(f"run {run_id}: {error.args[0]} has no span in some step") from None
-
-
-def stored_job(store: Store, name: str) -> tuple[str, pd.DataFrame, Program, int, Following | None]:
-    """A run's id, and what `times_of` takes: its spans, program, replicas and how steps follow.
-
-    Raises as `stragglers_of_run` does.
-    """
     run = store.find(name)
     _check_ok(run)
-    spans = store.table("spans", [run["run_id"]])
+    run_id = str(run["run_id"])
+    spans, steps = (store.table(table, [run_id]) for table in ("spans", "steps"))
     if spans.empty:
         raise missing_spans(run)
-    following = stored_following(run)
-    return str(run["run_id"]), spans, program_of_run(run), int(run["replicas"]), following
+    # Other cases have their turns between two rounds.
+    by_round = steps.sort_values("step").set_index("step")["round"]
+    paused = by_round.index[by_round.notna() & by_round.ne(by_round.shift())]
+    job = spans, program_of_run(run), int(run["replicas"]), stored_following(run)
+    try:
+        return run_id, stragglers_of(times_of(*job, after_pause=paused.tolist()))
+    except KeyError as error:
+        raise StoreError(f"run {run_id}: {error.args[0]} has no span in some step") from None
 
 
 def _explained(store: Store, run: pd.Series) -> Explanation:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -130,18 +130,24 @@ def _up_to(size: int, waiting: Iterator[Ns]) -> Iterator[Ns]:
 
 
 def times_of(
-    spans: pd.DataFrame, lowered: Program, replicas: int = 1, following: Following | None = None
+    spans: pd.DataFrame,
+    lowered: Program,
+    replicas: int = 1,
+    following: Following | None = None,
+    after_pause: Collection[int] = (),
 ) -> JobTimes:
     """The times of all steps that spans hold; `lowered` has its transfers and collectives.
 
     `spans` has the columns of `engine.plan.spans.Span`. Where their collectives are others than the
     program's, since a library places them its own way, those of the first step are taken; where
-    steps or replicas differ in them, none. Without `following` each step stands alone. Raises
-    KeyError with a computation of the program that some replica lacks in some step.
+    steps or replicas differ in them, none. Without `following` each step stands alone, and steps
+    that began `after_pause` do in any case. Raises KeyError with a computation of the program that
+    some replica lacks in some step.
     """
     firsts, ends = list(range(spans["step"].nunique())), {"meets": True, "has_optimizer": False}
     if following is not None:
-        follows = windows(spans, lowered.world_size)["follows"].groupby("step").all()
+        of_ranks = windows(spans, lowered.world_size, after_pause)
+        follows = of_ranks["follows"].groupby("step").all()
         firsts, ends = np.flatnonzero(~follows).tolist(), {"meets": following.meets}
     for program in (lowered, _as_seen(spans, lowered), lowered.without_collectives()):
         times, is_whole = times_in(spans, with_end(program, **ends), replicas, firsts)

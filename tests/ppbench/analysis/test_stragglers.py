@@ -96,6 +96,8 @@ def test_steps_in_a_row_are_replayed_as_long_as_they_were_all_together(schedule,
     # A pause between steps is no part of them: each is a row of its own.
     late = spans.assign(step=2 * spans["step"])
     assert len(times_of(late, shape.lowered, 2, following).measured_ns) == 3
+    in_turns = times_of(spans, shape.lowered, 2, following, after_pause=[spans["step"].max()])
+    assert in_turns.firsts == [0, 2]
 
 
 def test_a_slow_optimizer_costs_what_the_next_steps_lose_by_it():
