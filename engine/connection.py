@@ -98,10 +98,10 @@ def _decide(
     """Decide the fields of the agreement after the program."""
     model, placement = model_of(config, device), program.placement
     num_stages = placement.depth
-    try_model(model, config.model, is_sliced=bool(config.slices))
+    try_model(model, config.model, is_sliced=bool(config.slices), trains=config.trains)
     data = data_spec_of(config, model)
     shape, kind = (data.microbatch_size, data.longest), config.model.partition
-    of_message = (data.microbatch_size, config.longest) if config.slices else shape
+    sent = (data.microbatch_size, config.longest) if config.slices else shape
     recomputed = recomputed_stages(config, placement.num_stages)
     parts: Sequence[float] = [0, *[1] * model.num_layers, 0]  # what a partition balances
     if kind in BY_COST:
@@ -115,10 +115,7 @@ def _decide(
         partition = balance(parts, num_stages)
     else:
         partition = partition_layers(kind, model.num_layers, num_stages)
-    messages = [
-        *model.messages(partition, *of_message),
-        (),
-    ] * placement.directions  # () of a last stage
+    messages = [*model.messages(partition, *sent), ()] * placement.directions  # () of a last stage
     weights = model.shared_weights(partition)
     together = [{stage for stage, _ in weight.owners} for weight in weights]
     if placement.directions > 1:  # all weights are shared by the copies of a stage, and the loss

@@ -419,7 +419,7 @@ class ModelStages:
         """
         config, self._device = agreement.config, fabric.device
         self._place = Place.of(config)
-        self._num_microbatches, self._slices = config.data.num_microbatches, config.slices
+        self._config = config
         model = model_of(config, self._device)
         self.tokenizer = tokenizer_of(config)
         self._data = data_of(config, model, self.tokenizer, self._device)
@@ -434,15 +434,15 @@ class ModelStages:
 
         The tokens that count are those of all replicas.
         """
-        whole, size = self._data.step(step), self._num_microbatches
+        whole, size = self._data.step(step), self._config.data.num_microbatches
         own = slice(self._place.replica * size, (self._place.replica + 1) * size)
-        nothing = (torch.empty(0),) * size * max(1, len(self._slices))
+        nothing = (torch.empty(0),) * self._config.num_messages
         stages = self.modules.values()
         inputs = whole.inputs[own] if any(stage.is_first for stage in stages) else ()
         targets = whole.targets[own] if any(stage.is_last for stage in stages) else ()
-        if self._slices:
+        if slices := self._config.slices:
             inputs, targets = (
-                tuple(part for one in each for part in one.split(self._slices, dim=1))
+                tuple(part for one in each for part in one.split(slices, dim=1))
                 for each in (inputs, targets)
             )
         return StepBatch(inputs or nothing, targets or nothing, whole.num_tokens).to(self._device)

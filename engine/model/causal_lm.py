@@ -110,6 +110,7 @@ class CausalLMStage(StageModule):
         super().__init__(layers, is_first=is_first, is_last=is_last)
         self.model, self._listed = model, plan.layers
         listed = plan.layers_of(model)
+        self._num_listed = len(listed)
         self._units = [listed[index] for index in layers]
         self._received: Tensor | None = None
         self._leaving: Tensor | None = None
@@ -138,7 +139,7 @@ class CausalLMStage(StageModule):
             self._received = self._leaving = None
 
     def prefix(self, seq_len: int) -> Prefix:
-        return Prefix(len(self.model.get_submodule(self._listed)), seq_len)  # type: ignore[arg-type]
+        return Prefix(self._num_listed, seq_len)
 
     def _enter(
         self, _layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]

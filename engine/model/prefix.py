@@ -1,9 +1,9 @@
 """Keys and values of what comes before a slice of a sequence, and the gradients that come back.
 
 A stage runs the slices of a microbatch one after the other, and each attends to the keys and values
-of those before it. They are written into one buffer per layer, of which each slice sees the part up
-to its own end. The graph of a slice ends there, so that each has a backward of its own; what a
-later slice's backward finds for the keys and values of an earlier one waits for that one's.
+of those before it. A layer has one buffer for them, and each slice sees it up to its own end. The
+graph of a slice ends there, so that each has a backward of its own; what a later slice's backward
+finds for the keys and values of an earlier one waits for that one's.
 
     forward     slice 0 -> keys [0, a)    slice 1 -> keys [a, b), sees [0, b)
     backward    slice 1 -> gradients of [a, b) go on, those of [0, a) wait    slice 0 takes them

@@ -80,11 +80,13 @@ def open_model(
     return model
 
 
-def try_model(model: Model, spec: ModelSpec, *, is_sliced: bool = False) -> None:
+def try_model(
+    model: Model, spec: ModelSpec, *, is_sliced: bool = False, trains: bool = True
+) -> None:
     """Raise ModelError for an architecture of transformers that cannot be cut exactly (`probe`).
 
-    With `is_sliced`, also for a model that cannot take a sequence in slices, or that draws random
-    numbers: it would draw others for each slice.
+    With `is_sliced`, also for a model that cannot take a sequence in slices, or that `trains` with
+    random numbers: it would draw others for each slice.
     """
     if not isinstance(model, Chain) and spec.name not in PRESETS:
         from engine.model.causal_lm import CausalLM
@@ -103,7 +105,7 @@ def try_model(model: Model, spec: ModelSpec, *, is_sliced: bool = False) -> None
                 "keys and values of what comes before, and its loss must be that of the next token",
                 "slices.number",
             )
-        if drawing := random_settings(model.config):
+        if trains and (drawing := random_settings(model.config)):
             name, value = next(iter(drawing.items()))
             raise ModelError(
                 f'"{spec.name}" has {name} = {value:g}, which would draw other numbers for each '

@@ -374,7 +374,7 @@ def predict_replicas(
         program = program.in_order()
     check(program)
     if len(durations) == 1:
-        lowered = with_sums_of_copies(lower(program.without_collectives()))
+        lowered = with_sums_of_copies(lower(program))
     else:
         lowered = with_collectives(lower(program), program, policy)
     num_stages = lowered.num_stages

@@ -170,9 +170,9 @@ class Program:
 
     @cached_property
     def sums_of_copies(self) -> array[int]:
-        """By index in the table, of a REDUCE_GRAD that of a copy on another rank; else NONE.
+        """By index in the table: a REDUCE_GRAD has the index of its copy's, all else NONE.
 
-        Empty where there is one direction.
+        It is empty where there is one direction.
         """
         table, places, found = self.table, dict[int, list[int]](), array("q")
         if self.placement.directions > 1:

@@ -97,7 +97,7 @@ class EmulatedDevice:
     def meet(self, meet: Callable[[int], int], duration_ns: int) -> None:
         """Do an action that begins when others have come to it. Blocks until it is over.
 
-        `meet` is told since when this device has, and returns since when all have.
+        `meet` takes the time at which this device came, and returns that at which the last one did.
         """
         came_ns = self._ready_ns
         self._ready_ns = max(came_ns, meet(came_ns)) + duration_ns

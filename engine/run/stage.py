@@ -118,7 +118,8 @@ class Stage:
                 del self._prefixes[whole]
         with torch.set_grad_enabled(self._has_backward):
             outputs = self._outputs(inputs, targets)
-        self.module.cache = None
+        if self._slices:
+            self.module.cache = None
         if self._has_backward:
             edges = tuple(get_gradient_edge(o) if o.requires_grad else None for o in outputs)
             self._held[microbatch] = _Held(inputs, edges)

@@ -23,7 +23,7 @@ from engine.plan.collectives import (
 )
 from engine.plan.lower import Policy, lower
 from engine.plan.messages import Edge
-from engine.plan.program import EVALUATE, Program, from_json
+from engine.plan.program import Program, from_json
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
 from ppbench.analysis.collectives import Moving
@@ -176,8 +176,7 @@ def other_schedules(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
             yield Inapplicable(question, "takes microbatches in slices; this run has whole ones")
             continue
         shape = lowered.world_size, lowered.num_microbatches // lowered.num_slices, v
-        can_slice = schedule.in_slices is not None or lowered.mode == EVALUATE
-        slices = lowered.slices if can_slice else ()
+        slices = lowered.slices if schedule.takes_slices(lowered.mode) else ()
         try:
             program = build_program(name, *shape, mode=lowered.mode, slices=slices)
         except ScheduleError as error:

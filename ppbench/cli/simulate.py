@@ -133,7 +133,6 @@ def _compared(
     mode: str,
 ) -> Result:
     """A row per registered schedule: its figures, or why it cannot have this shape."""
-    from engine.plan.program import EVALUATE
     from engine.plan.schedules.registry import SCHEDULES
     from ppbench.prediction import predict, program_of
     from ppbench.prediction.amounts import number
@@ -143,8 +142,8 @@ def _compared(
     for name, schedule in SCHEDULES.items():
         if schedule.in_slices is not None and not request.slices:  # without any it is another one
             continue
-        is_sliced = schedule.in_slices is not None or mode == EVALUATE
-        named = request._replace(schedule=name, slices=request.slices if is_sliced else ())
+        slices = request.slices if schedule.takes_slices(mode) else ()
+        named = request._replace(schedule=name, slices=slices)
         try:
             prediction = predict(program_of(named, mode=mode), *conditions)
         except UsageError as error:

@@ -275,8 +275,7 @@ def _bound_ns(problem: Problem, shape: Shape, candidate: Candidate) -> int:
             for times in (given.forward_ns, given.input_ns, given.weight_ns, given.whole_ns)
         )
     )
-    stages = candidate.stages
-    busy_ns = least_step_of(shape, stages, meets=False)
+    busy_ns = least_step_of(shape, candidate.stages, meets=False)
     return max(lower_bound(replace(problem, durations=least)), busy_ns)
 
 

@@ -38,7 +38,7 @@ class Shape(NamedTuple):
 
     @property
     def key_of_costs(self) -> tuple[int, int, int]:
-        """What the costs of its stages depend on: `Search.table` takes it."""
+        """The costs of its stages depend on this; `Search.table` takes it."""
         return self.microbatch_size, self.directions, self.num_slices
 
     @property

@@ -68,7 +68,7 @@ _OF_TOKENS = (
     *(name for name in TIMES if name != "optimizer_ns"),
     *("held_after_forward", "held_after_input", "transient_bytes", "message_bytes", "input_bytes"),
 )
-"""What a slice has a part of."""
+"""A slice has a part of each of these."""
 
 
 def never_quicker(models: Mapping[bool, ModelCosts]) -> dict[bool, ModelCosts]:

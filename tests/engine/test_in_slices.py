@@ -160,6 +160,8 @@ def test_a_model_that_cannot_come_in_slices_is_refused(tmp_path, preset, setting
     with pytest.raises(ModelError, match=reason) as caught:
         try_model(model, spec, is_sliced=True)
     assert caught.value.key == "slices.number"
+    if "would draw" in reason:  # an evaluation draws nothing
+        try_model(model, spec, is_sliced=True, trains=False)
 
 
 def test_settings_of_slices_that_do_not_fit_are_refused():

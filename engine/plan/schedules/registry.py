@@ -86,6 +86,10 @@ class Schedule:
     in_slices: Callable[[Placement, int, int], list[Row]] | None = None
     """Makes the rows where each microbatch comes in slices; the last number is how many."""
 
+    def takes_slices(self, mode: str) -> bool:
+        """Whether it has an order for slices of microbatches; an evaluation has one in any case."""
+        return mode == EVALUATE or self.in_slices is not None
+
     @property
     def is_two_way(self) -> bool:
         """Whether two pipelines go over its ranks, so that each stage has two owners."""
@@ -244,7 +248,7 @@ def shape_of(
 
 def check_slices(name: str, num_slices: int, mode: str) -> None:
     """Raise ShapeError for a schedule that cannot train in slices; all can evaluate in them."""
-    if num_slices > 1 and mode == TRAIN and find_schedule(name).in_slices is None:
+    if num_slices > 1 and not find_schedule(name).takes_slices(mode):
         able = ", ".join(known for known, one in SCHEDULES.items() if one.in_slices)
         reason = (
             f"{name} takes whole microbatches, got {num_slices} slices; in slices train: {able}"

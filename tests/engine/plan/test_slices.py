@@ -110,7 +110,10 @@ def test_shares_follow_tokens_and_pairs_of_tokens():
         drawn = random.Random(seed)
         lengths, attention = [drawn.randint(1, 30) for _ in range(6)], drawn.random()
         seen = itertools.accumulate(lengths, initial=0)
-        pairs = [sum(x + n + 0.5 for n in range(length)) for x, length in zip(seen, lengths)]  # noqa: B905
+        pairs = [
+            sum(x + n + 0.5 for n in range(length))
+            for x, length in zip(seen, lengths, strict=False)
+        ]
         expected = [
             (1 - attention) * length / sum(lengths) + attention * pair / sum(pairs)
             for length, pair in zip(lengths, pairs, strict=True)
