@@ -126,12 +126,9 @@ def _tries(
 
 
 def _of_settings(folder: Path, key: str, pair: list[object], budget: str) -> tuple[str, str]:
-    """The verdict of a sweep on the second value over the first, with its interval and answer.
-
-    Two models do different work, so that a sweep asks nothing of them; it makes ten launches.
-    """
-    until = ("--set", "measure.launches=10") if key == MODEL else ("--budget", budget)
-    printed = ppbench("sweep", "answers.toml", "--no-report", *until, folder=folder, allowed=DONE)
+    """The verdict of a sweep on the second value over the first, with its interval and answer."""
+    swept = ("sweep", "answers.toml", "--no-report", "--budget", budget)
+    printed = ppbench(*swept, folder=folder, allowed=DONE)
     base = str(pair[0]).replace(" ", "")
     words = ("--across", key, "--base", base, "--format", "json")
     compared = ppbench("compare", *words, folder=folder, allowed=DONE)

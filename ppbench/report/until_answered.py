@@ -8,21 +8,27 @@
 
 Cases of one launch take turns in the same processes, and launches are the replicate above them. A
 question is a group of cases that do the same work on as many ranks (`report.pages.judgement`).
+Where no two do, none is to be chosen, and the question is what each axis changes, as
+`compare --across` has it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
+from ppbench.comparison.contrasts import compare_values
+from ppbench.comparison.lines import Line
 from ppbench.comparison.measurement import Budget
+from ppbench.comparison.sides import side_of
 from ppbench.config.sweep import Sweep
-from ppbench.display.cases import varying_axes
+from ppbench.display.cases import Axes, varying_axes
+from ppbench.display.metrics import METRICS
 from ppbench.display.units import counted, duration, percent
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.verdicts import Verdict
+from ppbench.judge.verdicts import SPEED, Verdict
 from ppbench.report.pages.judgement import Judged, judge
 from ppbench.store import Store
 from ppbench.store.folder import begun_at
@@ -58,19 +64,22 @@ class UntilAnswered:
         is_first, self._is_first = self._is_first, False  # nothing was launched yet
         if good.empty and is_first:
             return frozenset(self._cases)
-        has_question = True
+        along: list[Line] | None = None
         if num_launches < FEWEST_LAUNCHES:
             wanted, text = frozenset(good["case_id"]), ""
         else:
             axes, is_free = varying_axes(runs), self._are_ranks_free
             judged = judge(runs, axes, [self._store], are_ranks_free=is_free)
             wanted, text = open_cases(judged), progress_text(judged)
-            has_question = any(one.lead is not None for one in judged.judgements)
+            if all(one.lead is None for one in judged.judgements):
+                along = lines_along(axes, good, self._store)
+                wanted, text = open_sides(along), changes_text(along)
         if not wanted:
             launches = counted(num_launches, "launch")
             self.stop = "every case failed" if good.empty else f"decided after {launches}"
-            if not has_question:
-                self.stop = f"made {launches}: no two cases do the same work, so none is the best"
+            if along is not None:
+                found = f"made {launches}: " if not along else f"{self.stop}; {text}; "
+                self.stop = f"{found}no two cases do the same work, so none is the best"
             self._say(self.stop)
             return wanted
         share = len(wanted) / max(self._num_wanted, 1)
@@ -110,6 +119,32 @@ def open_cases(judged: Judged) -> frozenset[str]:
             places = [0, *judgement.places(Verdict.open), *judgement.places(Verdict.same)]
             wanted |= {judgement.arms[place] for place in places}
     return frozenset(wanted)
+
+
+def lines_along(axes: Axes, good: pd.DataFrame, store: Store) -> list[Line]:
+    """Return the changes of throughput along each of these axes that varies among these runs."""
+    side = side_of("", "the sweep", store, good)
+    varying = (axis for axis in axes if len(set(good[axis].astype(str))) > 1)
+    compared = (compare_values(axis, side, None, [METRICS[SPEED]]) for axis in varying)
+    return [line for comparison in compared for line in comparison.lines]
+
+
+def open_sides(lines: Sequence[Line]) -> frozenset[str]:
+    """Return the cases of changes that are open."""
+    opened = (line.series for line in lines if not line.change.is_decided)
+    return frozenset(key[0] for one in opened for key in (one.base_key, one.head_key))
+
+
+def changes_text(lines: Sequence[Line]) -> str:
+    """Return how many changes are decided, and some of them, open ones before others."""
+    num_decided = sum(line.change.is_decided for line in lines)
+    parts = [f"{num_decided} of {counted(len(lines), 'change')} decided"]
+    for line in sorted(lines, key=lambda line: line.change.is_decided)[:_MOST_SHOWN]:
+        ratio, verdict = line.change.ratio, line.change.verdict
+        if ratio is not None:
+            low, high = percent(ratio.low - 1), percent(ratio.high - 1)
+            parts.append(f"{line.series.text}: {verdict}, between {low} and {high}")
+    return "; ".join(parts)
 
 
 def progress_text(judged: Judged) -> str:

@@ -9,12 +9,17 @@ import pytest
 from samples import sampled
 from stored_runs import run_row
 
+from ppbench.comparison.contrasts import compare_values
 from ppbench.comparison.evidence import looks_of
+from ppbench.comparison.launches import SIDE_COLUMNS
+from ppbench.comparison.sides import side_of
 from ppbench.config.case import Case, Measure
 from ppbench.config.kinds import seconds_of
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import varying_axes
+from ppbench.display.metrics import METRICS
 from ppbench.judge.looks import ONE_LOOK
+from ppbench.judge.verdicts import SPEED, Verdict
 from ppbench.report.pages.conclusions import conclude
 from ppbench.report.pages.judgement import judge
 from ppbench.report.until_answered import UntilAnswered
@@ -54,6 +59,7 @@ class World:
                     more = {"process_start": str(number), "rounds": json.dumps(rounds)}
                     more["measure_budget"] = self._budget
                     more["verification_s"] = verified_s
+                    more |= Measure().of_figures()
                     more["created_at"] = str(BEGAN + pd.Timedelta(seconds=self.now_s))
                     run_id = f"{begun_at:%Y%m%dT%H%M%S}000-{case.schedule}"
                     speed_of_run = float(np.median(turns))
@@ -66,7 +72,8 @@ class World:
         return self
 
     def runs(self):
-        return pd.DataFrame(self.rows or [run_row(0, AFAB)])[: len(self.rows)]
+        rows = pd.DataFrame(self.rows or [run_row(0, AFAB)])[: len(self.rows)]
+        return rows.reindex(columns=list(dict.fromkeys([*rows.columns, *SIDE_COLUMNS])))
 
 
 def test_a_large_difference_is_decided_after_a_few_launches():
@@ -149,6 +156,24 @@ def test_the_looks_at_a_sweep_with_a_budget_follow_from_its_rows():
     assert looks_of(world.runs()[:4]) == ONE_LOOK  # two launches
     assert looks_of(world.runs()[:6]).most == 8  # known from the time of three
     assert looks_of(world.runs().assign(measure_budget="")) == ONE_LOOK
+
+
+def test_cases_of_other_work_are_launched_until_what_the_axis_changes_is_decided():
+    small, large, huge = (Case(model_preset=f"llama-{name}") for name in ("tiny", "8m", "25m"))
+    world = World({small: 1000.0, large: 950.0, huge: 400.0}, deviation=0.012).run()
+    runs = world.runs()
+    launches = runs.groupby("model_preset").size()
+    assert launches["llama-25m"] == 3  # its difference is plain
+    assert launches["llama-8m"] == launches["llama-tiny"] == len(world.launched) > 3
+    assert world.policy.stop.endswith("; no two cases do the same work, so none is the best")
+    side = side_of("", "the sweep", Store(Path("none")), runs)
+    told = compare_values("model_preset", side, "llama-tiny", [METRICS[SPEED]])
+    assert {line.change.verdict for line in told.lines} == {Verdict.slower}
+    for line in told.lines:
+        assert f"{line.series.text}: slower, between " in world.policy.stop
+    alone = World({small: 1000.0}).run()
+    why = "made 3 launches: no two cases do the same work, so none is the best"
+    assert alone.policy.stop == why
 
 
 def test_nothing_is_decided_where_every_case_failed():
