@@ -132,7 +132,10 @@ def side_by_side(program: Program) -> Program:
             if pair == (CODES[Op.F], CODES[Op.B])
         ]
         first, second = placement.stages_of(rank)
-        middle = placement.depth // 2
-        turns = second == first + 1 or {first, second - placement.depth} == {middle - 1, middle}
+        if placement.directions == 1:
+            turns = second == first + 1
+        else:
+            middle = placement.depth // 2
+            turns = {first, second - placement.depth} == {middle - 1, middle}
         forwards += table.those(own[1:] if turns else own)
     return with_pairs(program, forwards)

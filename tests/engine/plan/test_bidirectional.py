@@ -1,5 +1,6 @@
 """Two pipelines in opposite directions: how long ranks idle, what is refused, and files of them."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -84,15 +85,52 @@ def with_pair_time(placement, f, i, w, pair):
     return replace(uniform(placement, f, i, w), pair_ns=(pair,) * placement.num_stages)
 
 
+def pairs_of_ranks(program):
+    """The places in its row of the forwards that each rank runs as one with a backward."""
+    offset, mates = program.table.offset, program.mates
+    return [
+        [at - begin for at in range(begin, end) if mates[at] >= 0]
+        for begin, end in itertools.pairwise(offset)
+    ]
+
+
 @pytest.mark.parametrize("p", EVEN)
 @pytest.mark.parametrize("pair", [40, 48, 60])
 def test_dualpipe_idles_as_its_paper_says(p, pair):
-    """(p/2 - 1)(F&B + B - 3W) of the rank that idles longest, where F = I = W."""
+    """(p/2 - 1)(F&B + B - 3W), where F = I = W and a rank has the most pairs.
+
+    Each pair less takes a rank F + B in place of F&B, while others do not wait for it.
+    """
     f = i = w = 20
     for m in (2 * p, 2 * p + 2, 5 * p):
         program = build_program("dualpipe", p, m, has_pairs=True)
         step = predict(program, with_pair_time(program.placement, f, i, w, pair))
-        assert max(step.idle_ns[0]) == (p // 2 - 1) * (pair + (i + w) - 3 * w)
+        nums = [len(own) for own in pairs_of_ranks(program)]
+        longest = (p // 2 - 1) * (pair + (i + w) - 3 * w)
+        assert list(step.idle_ns[0]) == [
+            longest - (f + i + w - pair) * (max(nums) - num) for num in nums
+        ]
+
+
+@pytest.mark.parametrize("p", EVEN)
+def test_dualpipe_is_its_own_mirror_image(p):
+    """Rank r of one pipeline does what rank p-1-r of the other one does, pairs included."""
+    for m in (2 * p, 2 * p + 2):
+        program = build_program("dualpipe", p, m, has_pairs=True)
+        rows = [[tuple(action) for action in row] for row in program.actions]
+        assert rows == [
+            [
+                ((stage + p) % (2 * p), op, (microbatch + m // 2) % m)
+                for stage, op, microbatch in row
+            ]
+            for row in reversed(program.actions)
+        ]
+        pairs = pairs_of_ranks(program)
+        assert pairs == pairs[::-1]
+        # As many as the paper's code runs as one: all but the first of the two middle ranks.
+        for rank, own in enumerate(pairs[: p // 2]):
+            turns, last = m // 2 - p + rank + 1, p // 2 - 1 - rank
+            assert len(own) == 2 * turns + last - (rank == p // 2 - 1)
 
 
 @pytest.mark.parametrize(("name", "p"), WITH_PAIRS)
