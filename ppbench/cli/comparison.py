@@ -18,6 +18,7 @@ from ppbench.commits.saved import Recheck, identity_values
 from ppbench.comparison.axes import key_of
 from ppbench.comparison.lines import COMMIT, Comparison, Contrast, Line, ends, listed
 from ppbench.comparison.measurement import MOST_LAUNCHES, stop_text
+from ppbench.comparison.sentences import sentences
 from ppbench.comparison.sides import SHORT
 from ppbench.display.cases import axis_text
 from ppbench.display.changes import (
@@ -36,9 +37,9 @@ from ppbench.display.document import Block, Code, Facts, Fold, Result, Section, 
 from ppbench.display.fields import Field, field_of
 from ppbench.display.rows import Rows, Written
 from ppbench.display.tables import Table
-from ppbench.display.units import MISSING, MS, counted, percent
+from ppbench.display.units import MISSING, MS, counted
 from ppbench.errors import ExitCode
-from ppbench.judge.verdicts import SPEED, Verdict
+from ppbench.judge.verdicts import SPEED
 from ppbench.report.charts.forest import intervals
 from ppbench.report.pages.provenance import COMPARISON, about_runs, environments
 from ppbench.report.pages.templates import page
@@ -68,11 +69,15 @@ Judged = tuple[Line, Values, Values]
 def compared(comparison: Comparison) -> Result:
     """The answer of `ppbench compare`, of two sides or of cases along a setting."""
     why = NOTHING
-    if comparison.axis != COMMIT:
+    if comparison.contrasts:
+        why = "no run of a pair has these figures"
+    elif comparison.axis != COMMIT:
         why = f"no two cases differ in {key_of(comparison.axis)} alone"
     judged: list[Judged] = [(line, comparison.values_of(line), {}) for line in comparison.lines]
     rows, table = _table(comparison, judged)
-    answer = [Text(line, kind="" if at else "lead") for at, line in enumerate(_answer(comparison))]
+    answer = [
+        Text(line, kind="" if at else "lead") for at, line in enumerate(sentences(comparison))
+    ]
     blocks: list[Block] = [
         Facts(_facts(comparison), is_foreign=True),
         Section("answer", "", [*answer, *_stop(comparison, typed_command())]),
@@ -182,7 +187,7 @@ def headline(result: GateResult) -> str:
 
 def rechecked(recheck: Recheck) -> Result:
     """The answer of `ppbench check COMPARISON.json`: what new launches say of stated changes."""
-    comparison, judged, sentences = recheck.comparison, list[Judged](), []
+    comparison, judged, told = recheck.comparison, list[Judged](), []
     for each in recheck.judged:
         now, metric, was = "not measured again", each.metric, each.change
         stated = change_text(metric, was)
@@ -194,8 +199,8 @@ def rechecked(recheck: Recheck) -> Result:
         if each.outcome is recheck.outcome:
             of = f"{field_of(metric.name).label} of {each.case}"
             verdict = verdict_text(metric, was.verdict)
-            sentences.append(f"{of}: {now}; stated: {verdict}, {stated}")
-    said = listed(sentences, _MOST_NAMED) or "the comparison states no change that could hold"
+            told.append(f"{of}: {now}; stated: {verdict}, {stated}")
+    said = listed(told, _MOST_NAMED)
     _, table = _table(comparison, judged, ("stated", "outcome"))
     blocks: list[Block] = [
         Text(f"{recheck.outcome}: {said}", kind="lead"),
@@ -236,48 +241,6 @@ def _facts(compared: Comparison) -> dict[str, str]:
     each = f", {counted(min(nums), 'launch')} of each case" if len(nums) == 1 else ""
     facts = {"across": f"{key_of(axis)}: {values}", "runs": f"{compared.base.title}{each}"}
     return {**facts, "all": compared.shared} if compared.shared else facts
-
-
-def _answer(comparison: Comparison) -> Iterator[str]:
-    """Say for each pair of sides whether one is faster, and by how much."""
-    axis, sides = comparison.axis, dict[tuple[str, str], list[Line]]()
-    for line in comparison.lines:
-        if line.metric.name == SPEED:
-            ends = line.series.base_value, line.series.head_value
-            base, head = (axis_text(axis, value) for value in ends)
-            if axis == COMMIT:
-                base, head = comparison.base.name, comparison.head.name
-            sides.setdefault((base, head), []).append(line)
-    for (base, head), lines in sides.items():
-        yield _sentence(base, head, lines)
-
-
-def _sentence(base: str, head: str, lines: Sequence[Line]) -> str:
-    """`1f1b against afab in 4 cases: faster in 3 (+1.2 to +4.0 %), open in 1.`."""
-    if len(lines) == 1:
-        (line,) = lines
-        change = change_text(line.metric, line.change)
-        pair = f"{head} against {base}"
-        match line.change.verdict:
-            case Verdict.faster | Verdict.slower:
-                return f"{head} is {line.change.verdict} than {base}: {change} tokens/s."
-            case Verdict.same:
-                return f"{head} is as fast as {base}: {change} tokens/s."
-        if line.change.has_interval:
-            known = f"known within {percent(line.change.within)}"
-            return f"Open: {pair}: {change} tokens/s, {known}; measure more launches."
-        return f"Open: {pair} has too few launches for a verdict ({change} tokens/s)."
-    counts = []
-    for verdict in Verdict:
-        some = [line for line in lines if line.change.verdict is verdict]
-        if some:
-            ratios = [100 * (line.change.ratio.estimate - 1) for line in some if line.change.ratio]
-            spread = ""
-            if ratios and verdict.is_claim:
-                ends = dict.fromkeys(f"{end:+.1f}" for end in (min(ratios), max(ratios)))
-                spread = f" ({' to '.join(ends)} %)"
-            counts.append(f"{verdict} in {len(some)}{spread}")
-    return f"{head} against {base} in {counted(len(lines), 'case')}: {', '.join(counts)}."
 
 
 def _intervals(comparison: Comparison) -> Iterator[Block]:

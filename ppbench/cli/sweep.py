@@ -113,22 +113,27 @@ def sweep(
     check_writable(results, "--results")
     if not no_report:
         check_writable(reports, "--reports")
-    note_sweep_file(dataclasses.replace(read, cases=choice.only.select(read.cases)))
-    again = command(
-        *("sweep", str(file)),
-        set=overrides,
-        only=only,
-        results=results,
-        reports=None if no_report else reports,
-        no_report=no_report,
-        assets=None if assets is Assets.inline else assets,
+    selected = dataclasses.replace(read, cases=choice.only.select(read.cases))
+    chosen = {case.case_id for case, _ in selected.cases}
+    note_sweep_file(selected)
+    again, whole = (
+        command(
+            *("sweep", str(file)),
+            set=overrides,
+            only=conditions,
+            results=results,
+            reports=None if no_report else reports,
+            no_report=no_report,
+            assets=None if assets is Assets.inline else assets,
+        )
+        for conditions in (only, None)
     )
     policy: UntilAnswered | None = None
     if seconds := seconds_of(read.cases[0][1].budget):
         from ppbench.comparison.evidence import MOST_LAUNCHES
         from ppbench.report.until_answered import UntilAnswered
 
-        policy = UntilAnswered(read, store, seconds, note)
+        policy = UntilAnswered(selected, store, seconds, note)
         launches = tuple(
             (case, dataclasses.replace(measure, launches=MOST_LAUNCHES))
             for case, measure in read.cases
@@ -143,6 +148,8 @@ def sweep(
             live = held.enter_context(LiveReport(display, read, reports, again, assets, opens))
         once = option_words(rerun=rerun, retry_failed=retry_failed)
         done = run_sweep(read, store, choice, live, " ".join([again, *once]), policy=policy)
+    if not chosen.issuperset(done.frame["case_id"]):  # the report is of others too
+        again = whole
     path = None
     if not no_report:
         with display.doing("writing the report"):
@@ -177,12 +184,12 @@ def sweep(
 
     # Which case is best and how sure that is, in the report's words.
     from ppbench.display.cases import varying_axes
-    from ppbench.report.pages.conclusions import conclude
+    from ppbench.report.pages.conclusions import NOTHING_COMPARABLE, conclude
     from ppbench.report.pages.judgement import judge
 
     said, judged = list[str](), judge(done.frame, varying_axes(done.frame), [store])
-    if judged.first is not None and judged.first.rival is not None:
-        conclusions = dataclasses.replace(conclude(judged, done.frame, again), others=())
+    conclusions = dataclasses.replace(conclude(judged, done.frame, again), others=())
+    if conclusions.sentence.grade != NOTHING_COMPARABLE:
         said = conclusions.answers
         blocks.append(conclusions)
     if path is not None and open_it and not is_live:

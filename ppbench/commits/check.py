@@ -77,10 +77,6 @@ def check(
         base: str | None, last: Side, since: datetime | None = None, looks: Looks | None = None
     ) -> Comparison:
         first = _base(base, last, places)
-        if set(first.runs["run_id"]) & set(last.runs["run_id"]):
-            raise UsageError(
-                f"base ({first.title}) and head ({last.title}): are the same runs; name two"
-            )
         if script is not None:
             first, last = first.of_script(script), last.of_script(script)
         # The file that was found may have other cases by now: only a named one chooses cases.

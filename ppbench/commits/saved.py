@@ -191,6 +191,11 @@ def check_saved(
     StoreError, LaunchError and SweepInterruptedError.
     """
     saved, begun, sweep = read_saved(file), datetime.now(UTC), None
+    if not saved.stated:
+        raise UsageError(
+            f"{file}: states nothing that could hold, as every verdict in it is open; expected "
+            f"one that is decided: ppbench compare BASE HEAD SWEEP --run -o {file}"
+        )
     if saved.sweep_file is not None and Path(saved.sweep_file).is_file():
         sweep = read_tracked(saved.sweep_file)
     again = f"ppbench check {file} --run"

@@ -22,13 +22,16 @@ from ppbench.comparison.groups import alike, groups_of
 from ppbench.comparison.launches import key_text
 from ppbench.comparison.lines import COMMIT, Comparison, Contrast, Family, lines_of, listed
 from ppbench.comparison.rows import SIDE, Grid, Row, num_pairs, pairs_of
-from ppbench.comparison.sides import Side, both_fresh, the_sweep_file
+from ppbench.comparison.sides import Side, both_fresh, side_of, the_sweep_file
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE, axis_text, by_case, varying_axes
 from ppbench.display.commands import command, near
+from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError
 from ppbench.judge.evidence import RESOLUTION, Metric
 from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.verdicts import SPEED
+from ppbench.store import Store
 from ppbench.store.columns import ATTACHED
 
 _CODE = {"commit": "commit", "changes": "changes", "code": "ppbench"}
@@ -50,8 +53,13 @@ def compare_sides(
 
     `again` is the command that measures both sides. With a `sweep` that was named only its cases
     count, with `since` only launches made after it or in the hour before, and with `looks` only the
-    first launches: the verdicts are those of the last look. Raises StoreError.
+    first launches: the verdicts are those of the last look. Raises StoreError, and UsageError where
+    both sides are the same runs.
     """
+    if set(base.runs["run_id"]) & set(head.runs["run_id"]):
+        raise UsageError(
+            f"base ({base.title}) and head ({head.title}): are the same runs; name two"
+        )
     if since is not None:
         base, head = both_fresh(base, head, since)
     if sweep is not None:
@@ -163,6 +171,16 @@ def compare_values(
         base_value=compared_with,
         axis_values=tuple(values),
     )
+
+
+def compare_along(axes: Iterable[str], runs: pd.DataFrame, store: Store) -> list[Comparison]:
+    """Compare throughput along each of these settings that varies among runs that are ok.
+
+    Raises StoreError.
+    """
+    side = side_of("", "the sweep", store, runs)
+    varying = (axis for axis in axes if len(set(runs[axis].astype(str))) > 1)
+    return [compare_values(axis, side, None, [METRICS[SPEED]]) for axis in varying]
 
 
 def _compared(

@@ -261,8 +261,8 @@ class Comparison:
 
     @property
     def has_verdict(self) -> bool:
-        """Whether any line has launches enough for an interval."""
-        return any(line.change.has_interval for line in self.lines)
+        """Whether the change of any figure is decided."""
+        return any(line.change.is_decided for line in self.lines)
 
     @property
     def run_ids(self) -> list[str]:

@@ -122,7 +122,8 @@ def cautions(runs: pd.DataFrame) -> Iterable[str]:
     for name, num in counts.items():
         who = "the only run" if len(runs) == 1 else f"{num} of {len(runs)} runs"
         carry = "carries" if num == 1 else "carry"
-        yield f"{who} {carry} the caution {name}: {Caution[name].remedy}"
+        known = Caution.__members__.get(name)  # a later version may have others
+        yield f"{who} {carry} the caution {name}{f': {known.remedy}' if known else ''}"
 
 
 def _cautioned(lines: Sequence[Line]) -> Iterable[str]:

@@ -153,13 +153,17 @@ def trimmed_mean(values: Values) -> tuple[float, float, float]:
 
 
 def counted_launches(metric: Metric, evidence: Evidence) -> list[tuple[Rounds, Level]]:
-    """Return the launches in turns that count, each with its difference."""
+    """Return the launches in turns that count, each with its difference.
+
+    Launches that were stopped after a few rounds do not count where others are enough for a
+    verdict, and have most of the rounds.
+    """
     found = ((rounds, level_of(metric, rounds)) for rounds in evidence.paired)
     known = [(rounds, level) for rounds, level in found if level is not None]
-    if any(level.freedom > 0 for _, level in known):
-        # A launch that was stopped after a few rounds waits for more of them.
-        known = [(rounds, level) for rounds, level in known if level.freedom > 0]
-    return known
+    whole = [(rounds, level) for rounds, level in known if level.freedom > 0]
+    num_rounds, num_whole = (sum(one.num_rounds for _, one in each) for each in (known, whole))
+    has_enough = len(whole) >= FEWEST_LAUNCHES and 2 * num_whole > num_rounds
+    return whole if has_enough else known
 
 
 def _of_rounds(metric: Metric, evidence: Evidence) -> Estimate:

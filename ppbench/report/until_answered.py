@@ -19,16 +19,13 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from ppbench.comparison.contrasts import compare_values
 from ppbench.comparison.lines import Line
 from ppbench.comparison.measurement import Budget
-from ppbench.comparison.sides import side_of
 from ppbench.config.sweep import Sweep
-from ppbench.display.cases import Axes, varying_axes
-from ppbench.display.metrics import METRICS
+from ppbench.display.cases import FAILED_FINALLY, varying_axes
 from ppbench.display.units import counted, duration, percent
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.verdicts import SPEED, Verdict
+from ppbench.judge.verdicts import Verdict
 from ppbench.report.pages.judgement import Judged, judge
 from ppbench.store import Store
 from ppbench.store.folder import begun_at
@@ -57,7 +54,7 @@ class UntilAnswered:
 
     def __call__(self, runs: pd.DataFrame) -> frozenset[str]:
         """Return the ids of the cases to launch again; none if no further launch is made."""
-        passed_s = self._budget.passed_s
+        runs, passed_s = runs[runs["case_id"].isin(self._cases)], self._budget.passed_s
         launch_s, self._last_s = passed_s - self._last_s, passed_s
         good = runs[runs["status"] == "ok"]
         num_launches = 0 if good.empty else int(good.groupby("case_id").size().max())
@@ -66,20 +63,26 @@ class UntilAnswered:
             return frozenset(self._cases)
         along: list[Line] | None = None
         if num_launches < FEWEST_LAUNCHES:
-            wanted, text = frozenset(good["case_id"]), ""
+            wanted, text = frozenset(self._cases) - hopeless_cases(runs), ""
         else:
             axes, is_free = varying_axes(runs), self._are_ranks_free
             judged = judge(runs, axes, [self._store], are_ranks_free=is_free)
             wanted, text = open_cases(judged), progress_text(judged)
             if all(one.lead is None for one in judged.judgements):
-                along = lines_along(axes, good, self._store)
+                along = [line for comparison in judged.along for line in comparison.lines]
                 wanted, text = open_sides(along), changes_text(along)
+        if is_first:  # a case that crashed in an earlier sweep is run again
+            wanted |= frozenset(self._cases) - frozenset(good["case_id"])
         if not wanted:
             launches = counted(num_launches, "launch")
             self.stop = "every case failed" if good.empty else f"decided after {launches}"
-            if along is not None:
-                found = f"made {launches}: " if not along else f"{self.stop}; {text}; "
-                self.stop = f"{found}no two cases do the same work, so none is the best"
+            if along:
+                self.stop += f"; {text}; no two cases do the same work, so none is the best"
+            elif along is not None:
+                why = "no other case is ok" if len(self._cases) > 1 else "there is only one case"
+                if len(set(good["case_id"])) > 1:
+                    why = "no two cases do the same work, so none is the best"
+                self.stop = f"made {launches}: {why}"
             self._say(self.stop)
             return wanted
         share = len(wanted) / max(self._num_wanted, 1)
@@ -111,6 +114,15 @@ def seconds_of_last_launch(runs: pd.DataFrame) -> float:
     return took_s - float(last["verification_s"].sum())
 
 
+def hopeless_cases(runs: pd.DataFrame) -> frozenset[str]:
+    """Return the cases that would fail again: by what they are, or since they did so twice."""
+    failed = runs.loc[runs["status"] != "ok", ["case_id", "status"]]
+    num_failed = failed.groupby("case_id").size()
+    finally_failed = failed.loc[failed["status"].isin(FAILED_FINALLY), "case_id"]
+    twice = set(num_failed[num_failed > 1].index) - set(runs.loc[runs["status"] == "ok", "case_id"])
+    return frozenset(finally_failed) | frozenset(twice)
+
+
 def open_cases(judged: Judged) -> frozenset[str]:
     """Return the cases of open questions, without those that are beaten."""
     wanted: set[str] = set()
@@ -119,14 +131,6 @@ def open_cases(judged: Judged) -> frozenset[str]:
             places = [0, *judgement.places(Verdict.open), *judgement.places(Verdict.same)]
             wanted |= {judgement.arms[place] for place in places}
     return frozenset(wanted)
-
-
-def lines_along(axes: Axes, good: pd.DataFrame, store: Store) -> list[Line]:
-    """Return the changes of throughput along each of these axes that varies among these runs."""
-    side = side_of("", "the sweep", store, good)
-    varying = (axis for axis in axes if len(set(good[axis].astype(str))) > 1)
-    compared = (compare_values(axis, side, None, [METRICS[SPEED]]) for axis in varying)
-    return [line for comparison in compared for line in comparison.lines]
 
 
 def open_sides(lines: Sequence[Line]) -> frozenset[str]:
@@ -143,13 +147,15 @@ def changes_text(lines: Sequence[Line]) -> str:
         ratio, verdict = line.change.ratio, line.change.verdict
         if ratio is not None:
             low, high = percent(ratio.low - 1), percent(ratio.high - 1)
-            parts.append(f"{line.series.text}: {verdict}, between {low} and {high}")
+            names = ", ".join((line.series.pair, *line.series.common))
+            parts.append(f"{names}: {verdict}, between {low} and {high}")
     return "; ".join(parts)
 
 
 def progress_text(judged: Judged) -> str:
     """Return how many questions are decided, and the interval of each that is open."""
-    questions = [judgement for judgement in judged.judgements if judgement.lead is not None]
+    every = (*judged.judgements, *filter(None, [judged.whole]))
+    questions = [judgement for judgement in every if judgement.lead is not None]
     opened = [judgement for judgement in questions if not judgement.is_decided]
     parts = [f"{len(questions) - len(opened)} of {counted(len(questions), 'question')} decided"]
     for judgement in opened[:_MOST_SHOWN]:
@@ -158,7 +164,7 @@ def progress_text(judged: Judged) -> str:
             low, high = (percent(end - 1) for end in (change.ratio.low, change.ratio.high))
             names = f"{judgement.names[0]} over {judgement.names[judgement.rival_place]}"
             where = f"{judgement.where}: " if judgement.where else ""
-            parts.append(f"{where}{names} between {low} and {high}")
+            parts.append(f"{where}{names}{judgement.over} between {low} and {high}")
     return "; ".join(parts)
 
 

@@ -20,8 +20,8 @@ from ppbench.display.changes import beyond_reach
 from ppbench.display.commands import BUDGET, LAUNCHES, larger_budget, repeated
 from ppbench.display.units import duration
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.forecast import MOST_LAUNCHES
-from ppbench.judge.verdicts import Verdict
+from ppbench.judge.forecast import MOST_LAUNCHES, launches_needed
+from ppbench.judge.verdicts import Change, Verdict
 from ppbench.report.pages.judgement import Judgement
 
 NO_END = "24h"
@@ -83,6 +83,20 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
     again = repeated(command, settings, options) if is_done_here else ""
     what = " and ".join(filter(None, [", ".join(deeds[:-1]), *deeds[-1:]]))
     return f"To decide it, {what}{':' if again else '.'}", again
+
+
+def more_launches(changes: Sequence[Change], runs: pd.DataFrame, command: str) -> tuple[str, str]:
+    """Return how to decide those of some changes that are open, and the command that does it."""
+    opened = [change for change in changes if not change.is_decided]
+    needed = [launches_needed(change, num_tests=len(changes)) for change in opened]
+    if not opened:
+        return "", ""
+    if None in needed:
+        return f"What is open is decided {beyond_reach(opened, _most(runs))}.", ""
+    num = max(_ADVISED, *filter(None, needed))
+    deed, settings = _measuring(num, runs, command)
+    again = repeated(command, settings)
+    return f"To decide what is open, {deed}{':' if again else '.'}", again
 
 
 def _most(runs: pd.DataFrame) -> int:

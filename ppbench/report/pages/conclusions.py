@@ -16,6 +16,8 @@ import pandas as pd
 from markupsafe import Markup
 
 from ppbench.cautions import Caution
+from ppbench.comparison.axes import key_of
+from ppbench.comparison.sentences import sentences
 from ppbench.display.cases import ok_runs
 from ppbench.display.document import Block, Code, Picture, Result, Section, Text, of_page
 from ppbench.display.fields import figure
@@ -33,7 +35,7 @@ from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.evidence import RESOLUTION
 from ppbench.judge.verdicts import Change, Verdict
 from ppbench.report.charts.pareto import pareto_front
-from ppbench.report.pages.advice import advice
+from ppbench.report.pages.advice import advice, more_launches
 from ppbench.report.pages.judgement import (
     LEAST_SAVED,
     ROUNDED,
@@ -197,6 +199,8 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
                 "Memory does not hold all cases at once: they took turns in groups that share one "
                 "case. Cases of different groups are compared by launches, not round by round."
             )
+    elif len(judged.cases) > 1 and judged.along:
+        notes = ["No two cases do the same work, so that none is the best of them."]
     elif len(judged.cases) > 1:
         notes = ["No two cases do the same work, so their throughputs do not compare."]
     else:
@@ -210,12 +214,28 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
             f"{judged.whole.axes[0]} alone. Below it, {first.where or 'one of them'} is shown.",
         )
     return Conclusions(
-        sentence(judged.whole or first, runs, command),
+        _along(judged, runs, command) or sentence(judged.whole or first, runs, command),
         tuple(tiles(first)),
         (*notes, *left_out),
         tuple(_under_memory(first)),
         tuple(sentence(judgement, runs, command) for judgement in others),
     )
+
+
+def _along(judged: Judged, runs: pd.DataFrame, command: str) -> Sentence | None:
+    """Say what each axis changes; None where launches are too few for any interval."""
+    changes = [line.change for one in judged.along for line in one.lines]
+    if not any(change.has_interval for change in changes):
+        return None
+    told = []
+    for one in judged.along:
+        said = [text.removeprefix("Open: ") for text in sentences(one)]
+        told += said[:MOST_NAMED]
+        if (more := len(said) - MOST_NAMED) > 0:
+            told.append(f"And {more} more along {key_of(one.axis)}.")
+    is_decided = all(change.is_decided for change in changes)
+    grade = DECIDED if is_decided else OPEN
+    return Sentence(grade, "", "", " ".join(told), *more_launches(changes, runs, command))
 
 
 def _were_alive_together(runs: pd.DataFrame) -> bool:

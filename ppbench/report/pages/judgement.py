@@ -26,6 +26,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from ppbench.cautions import Caution
+from ppbench.comparison.contrasts import compare_along
 from ppbench.comparison.evidence import (
     FORBIDDING,
     Background,
@@ -35,7 +36,7 @@ from ppbench.comparison.evidence import (
     with_columns,
 )
 from ppbench.comparison.groups import alike, groups_of
-from ppbench.comparison.lines import Family, Pair, judged_pairs
+from ppbench.comparison.lines import Comparison, Family, Pair, judged_pairs
 from ppbench.config.case import EMULATED
 from ppbench.display.cases import Axes, by_case, ok_runs, settings_text
 from ppbench.display.metrics import METRICS
@@ -188,6 +189,8 @@ class Judged:
     of_runs: pd.DataFrame  # `by_case` of all runs that are ok
     pairs: Mapping[Pair, tuple[Evidence, Change]]  # of ids of cases, head and base, in both orders
     looks: Looks
+    along: tuple[Comparison, ...] = ()
+    """What each axis changes, where no two cases do the same work."""
 
     @property
     def first(self) -> Judgement | None:
@@ -216,7 +219,7 @@ def judge(
     `axes` are the settings that vary; `stores` tell of other launches on the same machines.
     With `are_ranks_free` the number of ranks is a choice like any other.
     """
-    good, of_runs = with_columns(ok_runs(runs)), by_case(runs, axes)
+    good, of_runs, stores = with_columns(ok_runs(runs)), by_case(runs, axes), list(stores)
     peaks = good.groupby("case_id")["peak_memory_bytes"]
     of_runs = of_runs.assign(
         lowest_peak=of_runs["case_id"].map(peaks.min()).astype(float),
@@ -246,7 +249,11 @@ def judge(
     judged = [_judgement(*group, axes, of_case, pairs) for group in groups]
     ordered = tuple(sorted(judged, key=_worth, reverse=True))
     compared = cases[~is_emulated] if num_emulated else cases
-    return Judged(ordered, broken, num_emulated, compared, tuple(axes), of_runs, pairs, looks)
+    along: list[Comparison] = []
+    if stores and all(one.lead is None for one in ordered):
+        along = compare_along(axes, good, stores[0])
+    found = ordered, broken, num_emulated, compared, tuple(axes), of_runs, pairs, looks
+    return Judged(*found, tuple(along))
 
 
 def _over_settings(judged: Judged) -> Judgement | None:

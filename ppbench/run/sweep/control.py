@@ -32,6 +32,7 @@ from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep, note_unmet
 from ppbench.console import note
 from ppbench.display.cases import FAILED_FINALLY
+from ppbench.display.commands import command as ppbench_command
 from ppbench.display.units import counted
 from ppbench.errors import (
     MOST_OF_MESSAGE,
@@ -424,9 +425,13 @@ def run_sweep(
         if plan is None:
             raise SweepInterruptedError("stopped before the sweep began") from None
         num_done = int((runs_of(plan, store)["status"] == "ok").sum())
-        text = f"stopped; {num_done} of {len(plan.items)} runs are done, and kept"
+        share = f"{num_done} of {len(plan.items)} runs"
+        if policy is not None:  # which decides how many there are
+            share = counted(num_done, "run")
+        text = f"stopped; {share} done, and kept"
         if command is not None:
-            text += f". Go on with: {command}\nReport on what is done with: ppbench report"
+            page = ppbench_command("report", results=store.folder)
+            text += f". Go on with: {command}\nReport on what is done with: {page}"
         raise SweepInterruptedError(text) from None
     if policy is not None:  # what it did not want was not asked for
         made = set(runs_of(plan, store)["resume_key"])

@@ -120,6 +120,24 @@ def test_the_figures_of_sides_in_turns_are_medians_over_launches():
     assert not change.shown_otherwise
 
 
+def test_longer_launches_add_to_what_many_short_ones_show():
+    """Nine launches of two rounds, then two of six: the two alone would show no interval."""
+    draw = np.random.default_rng(38)
+
+    def launches(num, num_rounds):
+        starts = draw.normal(-0.06, 0.01, num)
+        logs = starts[:, None] + draw.normal(0, 0.01, (num, num_rounds))
+        return tuple(Rounds((1.0,) * num_rounds, tuple(np.exp(own))) for own in logs)
+
+    short, longer = launches(9, 2), launches(2, 6)
+    (before,), (after,) = (judge(SPEED, [Evidence(paired=own)]) for own in (short, short + longer))
+    assert (before.num_head, after.num_head) == (9, 11)
+    assert before.verdict is after.verdict is Verdict.slower
+    assert after.exact.error < before.exact.error
+    (many,) = judge(SPEED, [Evidence(paired=short + longer * 5)])
+    assert many.num_head == 10  # the short ones are fewer
+
+
 def test_medians_that_say_another_ratio_than_the_rounds_are_known():
     heads = (800.0, 900.0, 900.0)
     bases = (1000.0, 910.0, 1200.0)
