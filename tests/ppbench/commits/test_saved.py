@@ -125,6 +125,20 @@ def test_launches_of_the_comparison_are_not_its_own_proof(saved):
         checked()
 
 
+def test_a_comparison_that_is_open_states_nothing_to_measure_again(shas):
+    measure(shas, [900.0, 1000.0, 1100.0], [850.0, 990.0, 1100.0], datetime.now(UTC).isoformat())
+    assert compared(shas, "-o", str(FILE)).exit_code == ExitCode.insufficient
+    Path("sweep.toml").write_text(FAILS)  # nothing is launched
+    for options in ((), ("--run",)):
+        with pytest.raises(UsageError, match=r"states nothing that could hold, as every"):
+            checked(*options)
+
+
+def test_a_commit_is_not_compared_with_itself(saved):
+    with pytest.raises(UsageError, match="are the same runs; name two"):
+        compared(["HEAD", "HEAD"])
+
+
 def test_with_run_both_sides_are_measured_anew(shas):
     now = datetime.now(UTC).isoformat()
     measure(shas, around(1000.0, 5), around(950.0, 5), now)

@@ -12,6 +12,7 @@ from stored_runs import run_row
 from ppbench.comparison.contrasts import compare_values
 from ppbench.comparison.evidence import looks_of
 from ppbench.comparison.launches import SIDE_COLUMNS
+from ppbench.comparison.sentences import sentences
 from ppbench.comparison.sides import side_of
 from ppbench.config.case import Case, Measure
 from ppbench.config.kinds import seconds_of
@@ -171,8 +172,38 @@ def test_cases_of_other_work_are_launched_until_what_the_axis_changes_is_decided
     assert {line.change.verdict for line in told.lines} == {Verdict.slower}
     for line in told.lines:
         assert f"{line.series.text}: slower, between " in world.policy.stop
+    judged = judge(runs, varying_axes(runs), [Store(Path("none"))])
+    said = conclude(judged, runs, "ppbench sweep w.toml --budget 600s").sentence
+    assert (said.text, said.advice) == (f"Decided. {' '.join(sentences(told))}", "")
+    early = runs[runs["launch"] < 3]
+    judged = judge(early, varying_axes(early), [Store(Path("none"))])
+    said = conclude(judged, early, "ppbench sweep w.toml --budget 600s").sentence
+    assert said.text.startswith("Open. llama-8m against llama-tiny: -5.")
+    assert said.command.startswith("ppbench sweep w.toml --budget ")
     alone = World({small: 1000.0}).run()
     assert alone.policy.stop == "made 3 launches: there is only one case"
+
+
+def test_a_case_that_crashed_is_run_again_until_it_crashed_twice():
+    world = World({AFAB: 1000.0, OTHER: 1000.0})
+    world.policy(world.runs())
+    crashed = run_row(10, OTHER, status="crash", launch=0)
+    ok = [run_row(11 + at, AFAB, launch=at, verification_s=0.0) for at in range(4)]
+    ids = {AFAB.case_id, OTHER.case_id}
+    assert world.policy(pd.DataFrame([crashed, *ok[:1]])) == ids
+    again = crashed | {"launch": 1}
+    assert world.policy(pd.DataFrame([crashed, again, *ok[:2]])) == {AFAB.case_id}
+    later = World({AFAB: 1000.0, OTHER: 1000.0})  # the same command, another day
+    rows = pd.DataFrame([crashed, *ok])
+    assert OTHER.case_id in later.policy(rows.reindex(columns=[*rows.columns, "rounds"]))
+
+
+def test_cases_that_were_not_chosen_have_no_part_in_the_question():
+    others = World({AFAB: 1000.0, OTHER: 1300.0}).run()
+    world = World({AFAB: 1000.0})
+    world.rows = others.rows
+    assert world.run().launched == []
+    assert world.policy.stop.startswith("made 4 launches: there is only one case")
 
 
 def test_nothing_is_decided_where_every_case_failed():
