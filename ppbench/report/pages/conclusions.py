@@ -213,9 +213,10 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
             f"The answer is the mean{judged.whole.over}, in which cases differ in their "
             f"{judged.whole.axes[0]} alone. Below it, {first.where or 'one of them'} is shown.",
         )
+    along = _along(judged, runs, command)
     return Conclusions(
-        _along(judged, runs, command) or sentence(judged.whole or first, runs, command),
-        tuple(tiles(first)),
+        along or sentence(judged.whole or first, runs, command),
+        () if along else tuple(tiles(first)),
         (*notes, *left_out),
         tuple(_under_memory(first)),
         tuple(sentence(judgement, runs, command) for judgement in others),
