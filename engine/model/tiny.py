@@ -52,6 +52,11 @@ _NEEDED = (
     *("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
 )
 """Widths that some defaults leave open although the model cannot be built without them."""
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
+"""Kinds of rotary positions whose frequencies depend on the largest position of a forward."""
+_POSITIONS = ("max_position_embeddings", "original_max_position_embeddings")
+_CHANGE = 16
+"""The position at which these change in a tiny model: some slices end before it, some after."""
 
 
 def random_settings(config: PreTrainedConfig) -> dict[str, float]:
@@ -87,7 +92,7 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
         for name, value in attributes.items()
         if name.endswith("token_id") and isinstance(value, int)
     }
-    widths: dict[str, object] = {}
+    widths: dict[str, int] = {}
     for name, width in _WIDTHS.items():
         with contextlib.suppress(Exception):  # some vary by layer and refuse: left alone
             value = getattr(config, name, None)
@@ -99,6 +104,13 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
     if "qk_rope_head_dim" in widths:  # latent attention: rotary part's width, a key per head
         latent = {"head_dim": _WIDTHS["qk_rope_head_dim"], "num_key_value_heads": 4}
         widths |= {name: width for name, width in latent.items() if name in widths}
+    ropes: dict[str, object] = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        table = getattr(config, name, None)
+        if isinstance(table, dict) and any(kind in str(table) for kind in _ROPE_BY_LENGTH):
+            share = getattr(config, "partial_rotary_factor", None) or 1.0
+            ropes[name] = _tiny_rope(table, widths.get("head_dim", _WIDTHS["head_dim"]), share)
+            ropes |= {known: _CHANGE for known in _POSITIONS if known in attributes}
     num_layers = attributes.get("num_hidden_layers", attributes.get("num_layers"))
     layer_lists: dict[str, object] = {}  # a value per layer becomes one of each kind in turn
     for name, values in attributes.items():
@@ -107,7 +119,20 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
             layer_lists[name] = [kinds[layer % len(kinds)] for layer in range(NUM_LAYERS)]
     parts = ((name, getattr(config, name, None)) for name in config.sub_configs)
     nested = {name: tiny_config(part) for name, part in parts if isinstance(part, PreTrainedConfig)}
-    changes = {**widths, **layer_lists, **quiet, **token_ids, **nested}
+    changes = {**widths, **ropes, **layer_lists, **quiet, **token_ids, **nested}
     kind: Any = type(config)
     small: PreTrainedConfig = kind(**{**own, **changes})
+    return small
+
+
+def _tiny_rope(table: dict[str, Any], width: int, share: float) -> dict[str, object]:
+    """A table of rotary positions, perhaps by kind of layer, for a `share` of heads of `width`."""
+    share, small = table.get("partial_rotary_factor", share), dict[str, object]()
+    for name, value in table.items():
+        small[name] = _CHANGE if name in _POSITIONS else value
+        if isinstance(value, dict):
+            small[name] = _tiny_rope(value, width, share)
+        elif isinstance(value, list) and name.endswith("_factor"):
+            half = int(width * share) // 2
+            small[name] = [value[index % len(value)] for index in range(half)]
     return small

@@ -10,8 +10,10 @@ from models import configuration_folder
 from pipeline import SEQ_LEN, TOLERANCE, assert_exact, config, over_gloo, train, with_trainer
 from test_evaluation import evaluate, merged, unsplit_losses
 from test_exact import CLIPPED, GLOO, MEMORY, THOROUGH, TIED, TWICE, assert_case, case
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.configuration import program_of
+from engine.model.causal_lm import CausalLMStage
 from engine.model.prefix import Prefix
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model, try_model
@@ -25,6 +27,15 @@ from engine.run.device import CPU
 
 EVEN, UNEVEN, LONGER = (4, 4, 4, 4), (7, 5, 3, 1), (1, 3, 5, 7)
 RECOMPUTED = {"recompute": (True, True), "rehearses": True}
+LONG_ROPE = {  # other frequencies for sequences of more than 9 tokens
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 9,
+    "factor": 4.0,
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 1.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [3.0, 2.0, 4.0, 5.0] * 2,
+}
 OF_TRAININGS = [
     case("seq1f1b", 1, 2, slices=EVEN),
     case("seq1f1b", 2, 1, slices=EVEN),
@@ -54,6 +65,11 @@ def test_slices_train_as_on_one_device(ranks, shape, ways, tol, changes):
         ("gpt2", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, TOLERANCE),
         ("mistral", {"sliding_window": 5}, TOLERANCE),
         ("olmo2", {}, TOLERANCE),
+        (
+            "phi3",
+            {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 9},
+            TOLERANCE,
+        ),
         pytest.param("opt", {"dropout": 0.0}, TOLERANCE, marks=THOROUGH),
         pytest.param("qwen2", {}, TOLERANCE, marks=THOROUGH),
         pytest.param("falcon", {}, TOLERANCE, marks=THOROUGH),
@@ -142,6 +158,39 @@ def test_ranks_hold_the_slices_that_the_program_says(ranks):
     outcomes = assert_exact(ranks, settings, *MEMORY)
     assert [one.peak_held for one in outcomes] == [7, 6, 5, 4]
     assert peak_activations(program_of(settings)) == [7, 6, 5, 4]
+
+
+def rope_of(kind: str, width: int = 128) -> dict[str, object]:
+    """Rotary positions of a usual configuration that change with the length of a sequence."""
+    factors = {"short_factor": [1.0] * (width // 2), "long_factor": [2.0, 3.0] * (width // 4)}
+    factors = factors if kind == "longrope" else {}
+    return {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **factors}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rope"),
+    [
+        ("phi3", rope_of("longrope", 96)),
+        ("llama", rope_of("longrope")),
+        ("llama", rope_of("dynamic")),
+        (
+            "gemma3_text",
+            {"sliding_attention": {"rope_theta": 1e4}, "full_attention": rope_of("dynamic")},
+        ),
+    ],
+)
+def test_trying_finds_frequencies_that_follow_the_length_of_a_slice(
+    tmp_path, monkeypatch, architecture, rope
+):
+    CONFIG_MAPPING[architecture](rope_parameters=rope).save_pretrained(tmp_path)
+    spec = ModelSpec(str(tmp_path))
+    model = open_model(spec, (1, SEQ_LEN), CPU)
+    try_model(model, spec, is_sliced=True)
+    monkeypatch.setattr(CausalLMStage, "_lengthen", lambda _stage, _module, *given: given)
+    monkeypatch.setattr(CausalLMStage, "_shorten", lambda _stage, _module, _args, output: output)
+    monkeypatch.setattr("engine.model.probe._KEPT", {})
+    with pytest.raises(ModelError, match="cannot come in slices"):
+        try_model(model, spec, is_sliced=True)
 
 
 @pytest.mark.parametrize(
