@@ -36,13 +36,15 @@ from engine.model.partition import partition_layers
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import ModelError, StageModule, first_line
 from engine.model.structure import CutPlan, declared_plan, found_plan
-from engine.model.tiny import VOCAB_SIZE, tiny_config
+from engine.model.tiny import VOCAB_SIZE, random_settings, tiny_config
 from engine.model.weights import initialise
 
 NUM_STAGES = 3
 SEQUENCES, SEQ_LEN = 2, 24  # of each of two microbatches
 SLICES = (11, 8, 1, 4)
 MOST_PARAMETERS = 100_000_000
+SEEN = 0.5
+"""The least probability or noise with which what draws is sure to give something else."""
 EXACT = {"float64": 1e-10, "float32": 1e-5}
 """The largest difference relative to the largest element; in float32 all there may be is rounding.
 
@@ -82,7 +84,8 @@ class Tiny:
         """
         self.name = name = config.model_type
         try:
-            small = tiny_config(config)
+            self.small, self.owner = tiny_config(config), owner
+            small = self.small
             with torch.device("meta"):  # nothing gets memory before the model is known to be tiny
                 skeleton = _whole(small, "float32", owner)
         except Exception as error:
@@ -108,6 +111,26 @@ class Tiny:
         else:
             raise ModelError(f"{name}: a small model of it does not run: {reason}")
         self.plan = declared or found_plan(self.whole(), self.batch.inputs[0], keys)
+
+    def draws(self, name: str, value: float, attention: str) -> bool:
+        """Whether its forward in training draws random numbers with this setting.
+
+        `attention` is the implementation of it that transformers has under this name.
+        """
+        small = copy.deepcopy(self.small)
+        for part in (small, small.get_text_config()):
+            if hasattr(part, name):
+                setattr(part, name, max(value, SEEN))
+        ids = self.batch.inputs[0]
+        try:
+            model = _whole(small, self.kind, self.owner)
+            if attention != model.config._attn_implementation:
+                model.set_attn_implementation(attention)
+            with torch.no_grad():
+                first, second = (model(input_ids=ids, use_cache=False).logits for _ in range(2))
+        except Exception:  # it is not known
+            return True
+        return not torch.equal(first, second)
 
     @functools.cached_property
     def difference(self) -> float:
@@ -178,6 +201,19 @@ def try_architecture(model: CausalLM, keys: ModelSpec) -> None:
 def try_slices(model: CausalLM, keys: ModelSpec) -> None:
     """Raise ModelError unless a tiny model like this one is exact in slices of a sequence."""
     _ = _tiny_of(model.config, keys, model.kind).difference_in_slices
+
+
+def drawing_settings(model: CausalLM, keys: ModelSpec) -> dict[str, float]:
+    """The settings by which a model's training draws random numbers, found by trying each.
+
+    Some are of heads for other tasks, such as GPT-2's `summary_first_dropout`: they do nothing.
+    """
+    config = model.config
+    given = random_settings(config) | random_settings(config.get_text_config())
+    if not given:
+        return {}
+    tiny, attention = _tiny_of(config, keys, model.kind), config._attn_implementation
+    return {name: value for name, value in given.items() if tiny.draws(name, value, attention)}
 
 
 def _tiny_of(config: PreTrainedConfig, keys: ModelSpec, owner: type[PreTrainedModel]) -> Tiny:

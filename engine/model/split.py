@@ -96,8 +96,7 @@ def try_model(
         try_architecture(model, spec)
     if is_sliced:
         from engine.model.causal_lm import CausalLM
-        from engine.model.probe import try_slices
-        from engine.model.tiny import random_settings
+        from engine.model.probe import drawing_settings, try_slices
 
         if not isinstance(model, CausalLM) or isinstance(model.task, FactoryTask):
             raise ModelError(
@@ -105,11 +104,11 @@ def try_model(
                 "keys and values of what comes before, and its loss must be that of the next token",
                 "slices.number",
             )
-        if trains and (drawing := random_settings(model.config)):
-            name, value = next(iter(drawing.items()))
+        if trains and (drawing := drawing_settings(model, spec)):
+            listed = ", ".join(f"{name} = {value:g}" for name, value in drawing.items())
             raise ModelError(
-                f'"{spec.name}" has {name} = {value:g}, which would draw other numbers for each '
-                "slice than for the whole; set it to 0",
+                f'"{spec.name}" has {listed}, which would draw other numbers for each slice than '
+                f"for the whole; set {'it' if len(drawing) == 1 else 'each'} to 0",
                 "slices.number",
             )
         if spec.name not in PRESETS:

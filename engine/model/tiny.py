@@ -60,13 +60,13 @@ _CHANGE = 16
 
 
 def random_settings(config: PreTrainedConfig) -> dict[str, float]:
-    """The settings by which training draws random numbers, where they are not 0."""
+    """The settings by which training may draw random numbers, where they are not 0."""
     return {
         name: value
         for name, value in config.to_dict().items()
         if value
         and isinstance(value, int | float)
-        and any(word in name for word in ("dropout", "jitter", "pdrop"))
+        and any(word in name for word in ("dropout", "jitter", "layerdrop", "pdrop"))
     }
 
 

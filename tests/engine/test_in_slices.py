@@ -18,6 +18,7 @@ from engine.model.prefix import Prefix
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model, try_model
 from engine.model.stage_module import ModelError
+from engine.model.tiny import random_settings
 from engine.plan.action import Action, Op
 from engine.plan.collectives import Zero2, Zero3
 from engine.plan.program import EVALUATE, Program, loop_placement, to_csv
@@ -198,6 +199,13 @@ def test_trying_finds_frequencies_that_follow_the_length_of_a_slice(
     [
         ("mamba", {}, "layer 0 keeps no keys and values"),
         ("gpt2", {"resid_pdrop": 0.1}, "has resid_pdrop = 0.1, which would draw other numbers"),
+        (
+            "gpt2",
+            {"embd_pdrop": 0.2, "attn_pdrop": 0.1, "summary_first_dropout": 0.1},
+            "has embd_pdrop = 0.2, attn_pdrop = 0.1, which would draw .*; set each to 0",
+        ),
+        ("opt", {"layerdrop": 0.05}, "has layerdrop = 0.05, which would draw other numbers"),
+        ("mixtral", {"router_jitter_noise": 0.01}, "has router_jitter_noise = 0.01, which"),
         ("openai-gpt", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, "keeps no keys"),
         ("models:sequential", {}, "only a causal LM of transformers"),
     ],
@@ -211,6 +219,24 @@ def test_a_model_that_cannot_come_in_slices_is_refused(tmp_path, preset, setting
     assert caught.value.key == "slices.number"
     if "would draw" in reason:  # an evaluation draws nothing
         try_model(model, spec, is_sliced=True, trains=False)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "setting"),
+    [
+        ("gpt2", "summary_first_dropout"),
+        ("gpt_neo", "classifier_dropout"),
+        ("falcon", "attention_dropout"),
+    ],
+)
+def test_a_setting_that_draws_nothing_in_a_causal_lm_lets_slices_be(
+    tmp_path, architecture, setting
+):
+    folder = configuration_folder(tmp_path, architecture, **{setting: 0.1})
+    spec = ModelSpec(folder)
+    model = open_model(spec, (1, SEQ_LEN), CPU)
+    assert random_settings(model.config) == {setting: 0.1}
+    try_model(model, spec, is_sliced=True)
 
 
 def test_settings_of_slices_that_do_not_fit_are_refused():
