@@ -114,7 +114,8 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
         return
     try:
         if not case.schedule.startswith(CSV_PREFIX):
-            shape_of(case.schedule, case.world_size, case.num_microbatches, case.stages_per_rank)
+            shape = case.world_size, case.num_microbatches, case.stages_per_rank
+            shape_of(case.schedule, *shape, case.mode)
             check_slices(case.schedule, case.slices_number, case.mode)
             return
         program = program_of(case)

@@ -413,7 +413,7 @@ def program_of(
             allowed = find_schedule(request.schedule).stages_per_rank
             fix = f"; leave it out for {allowed.default}"
         else:
-            constraints = find_schedule(request.schedule).constraints
+            constraints = find_schedule(request.schedule).constraints_in(mode)
             p, m = request.ranks, request.microbatches
             own = [one.is_met for one in constraints if one.key == error.key]
             if own and p is not None and m is not None:

@@ -65,6 +65,8 @@ def unsplit_losses(settings, initial):
         (("looped_bfs", 2, 3), (), {}),
         (("zbv", 2, 4), (over_gloo,), {}),
         (("chimera", 2, 4), (), {"replicas": 2}),
+        (("dualpipe", 4, 6), (), {}),  # fewer than it trains with
+        (("interleaved_1f1b", 3, 7), (), {}),
         (("1f1b", 2, 2), (), {"preset": "llama-tiny-tied", "replicas": 2, "sharding": Zero3()}),
         (("dualpipev", 2, 4), (), {"preset": "models:sequential"}),
         (("1f1b", 2, 4), (), {"preset": "traced_models:Tutorial", **TRACED}),

@@ -90,6 +90,12 @@ class Schedule:
         """Whether it has an order for slices of microbatches; an evaluation has one in any case."""
         return mode == EVALUATE or self.in_slices is not None
 
+    def constraints_in(self, mode: str) -> tuple[Constraint, ...]:
+        """Its conditions; of an evaluation, which takes only the placement, those of that."""
+        if mode != EVALUATE:
+            return self.constraints
+        return (EVEN_RANKS, EVEN_MICROBATCHES) if self.is_two_way else ()
+
     @property
     def is_two_way(self) -> bool:
         """Whether two pipelines go over its ranks, so that each stage has two owners."""
@@ -217,11 +223,16 @@ def known_names() -> list[str]:
 
 
 def shape_of(
-    name: str, world_size: int, num_microbatches: int, stages_per_rank: int | None = None
+    name: str,
+    world_size: int,
+    num_microbatches: int,
+    stages_per_rank: int | None = None,
+    mode: str = TRAIN,
 ) -> Shape:
     """The shape that a schedule would have; without `stages_per_rank`, the schedule's own.
 
-    Raises UnknownScheduleError, or ShapeError where the schedule is not made for it.
+    An evaluation may have shapes that it cannot train with. Raises UnknownScheduleError, or
+    ShapeError where the schedule is not made for it.
     """
     schedule = find_schedule(name)
     allowed = schedule.stages_per_rank
@@ -236,7 +247,7 @@ def shape_of(
             "stages_per_rank", f"{schedule.name} needs {wanted} {stages} per rank, got {v}"
         )
     shape = Shape(world_size, v, num_microbatches)
-    for constraint in schedule.constraints:
+    for constraint in schedule.constraints_in(mode):
         if not constraint.is_met(shape):
             raise ShapeError(
                 constraint.key,
@@ -283,7 +294,7 @@ def build_program(
         program = program if is_replicated else program.without_collectives()
         return in_mode(program if has_pairs else program.in_order(), mode)
     schedule = find_schedule(name)
-    shape = shape_of(name, world_size, num_microbatches, stages_per_rank)
+    shape = shape_of(name, world_size, num_microbatches, stages_per_rank, mode)
     placement = schedule.place(world_size, shape.stages_per_rank)
     check_slices(name, len(slices), mode)
     size = num_microbatches * max(1, len(slices))

@@ -65,6 +65,14 @@ def test_every_forward_is_done_once_and_none_can_hang(name, v):
     assert step.in_flight(1) == [InFlight(*one) for one in ((1, 1), (2, 0), (2, 1), (3, 0))]
 
 
+@pytest.mark.parametrize(("name", "v"), SHAPES)
+def test_only_two_ways_need_even_numbers(name, v):
+    shapes = set(itertools.product((1, 2, 3, 4), range(1, 9)))
+    found = {(one.world_size, one.num_microbatches) for one in programs(name, v, (1, 2, 3, 4), 9)}
+    is_two_way = SCHEDULES[name].place is two_way_placement
+    assert shapes - found == {one for one in shapes if is_two_way and any(n % 2 for n in one)}
+
+
 def test_a_file_without_a_backward_is_run_as_it_is_written_and_trains_nothing(tmp_path):
     file = tmp_path / "own.csv"
     file.write_text(to_csv(build_program("zbv", 2, 3)))

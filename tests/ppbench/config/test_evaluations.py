@@ -42,6 +42,17 @@ def test_what_means_nothing_without_a_backward_is_refused(tmp_path, more, proble
         read(tmp_path, EVALUATED + more)
 
 
+@pytest.mark.parametrize(("schedule", "p", "m"), [("dualpipe", 4, 6), ("interleaved_1f1b", 3, 7)])
+def test_fewer_microbatches_than_a_schedule_trains_with_are_evaluated(tmp_path, schedule, p, m):
+    shape = f'schedule = "{schedule}"\nworld_size = {p}\nnum_microbatches = {m}\n'
+    assert only_case(read(tmp_path, f'{shape}mode = "evaluate"')).num_microbatches == m
+    assert simulate(schedule, p, m, mode="evaluate").makespan_s == 8
+    with pytest.raises(SweepFileError, match=f"num_microbatches: {schedule}: "):
+        read(tmp_path, shape)
+    with pytest.raises(UsageError, match=r"must be even; .*; expected for example 2 or 4"):
+        simulate("dualpipe", 2, 3, mode="evaluate")
+
+
 def test_a_case_has_the_forwards_of_its_placement_and_no_meeting(tmp_path):
     case = only_case(read(tmp_path, EMULATED))
     assert planned_step_ns(case, lowered_of(case)) == 8 * 20_000_000
