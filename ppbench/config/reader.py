@@ -135,14 +135,20 @@ def flat(source: Source, table: object, place: Place, *, is_axes: bool) -> dict[
 
 
 def read_sweep(
-    file: Path, overrides: Sequence[str], default_device: str, *, is_of_this_tree: bool = True
+    file: Path,
+    overrides: Sequence[str],
+    default_device: str,
+    *,
+    is_of_this_tree: bool = True,
+    is_question: bool = False,
 ) -> Sweep:
     """Read a sweep file, or the shipped sweep of that name, and expand it into cases.
 
     `overrides` are `KEY=VALUE` with a dotted key and a TOML value; `default_device` is the meaning
     of `device = "auto"` here. Without `is_of_this_tree` the cases run in a tree with other files,
-    and no file that they name is checked. Raises UsageError for a file that cannot be read or an
-    override that cannot be parsed, SweepFileError for everything in the file.
+    and no file that they name is checked. `is_question`: a plan, which chooses the schedule, is to
+    answer, so that of the cases need not take slices. Raises UsageError for a file that cannot be
+    read or an override that cannot be parsed, SweepFileError for everything in the file.
     """
     source = read_source(find_sweep(file) if is_of_this_tree else file)
     tables = {name: source.tree[name] for name in _TABLES if name in source.tree}
@@ -186,7 +192,8 @@ def read_sweep(
     if (twice := first_twice(cases)) is not None:  # by two spellings, such as `auto` and `cpu`
         point = ", ".join(f"{key} = {brief(setting_of(*cases[twice], key))}" for key in axes)
         raise source.error(("grid",), f"two combinations give the same case, with {point}")
-    facts = _check_possible(said, cases, is_of_this_tree=is_of_this_tree)
+    possible = tuple(map(_in_slices, cases)) if is_question else cases
+    facts = _check_possible(said, possible, is_of_this_tree=is_of_this_tree)
     track, of_track = _track(said, _built(TrackSettings, values))
     idle |= {place: only for place, only in of_track.items() if not any(map(only.matches, cases))}
     unmet = [
@@ -396,6 +403,17 @@ def _track(said: SweepText, asked: TrackSettings) -> tuple[Track, dict[Place, Co
         only = conditions(entry.cases, (*place, "cases")) if entry.cases else EVERYTHING
         accepted.append(dataclasses.replace(entry, only=only))
     return Track(folder / asked.repo, asked.setup, tuple(thresholds), tuple(accepted)), found
+
+
+def _in_slices(planned: Planned) -> Planned:
+    """The same with a schedule that takes the case's slices, if its own does not."""
+    case, measure = planned
+    schedule = SCHEDULES.get(case.schedule)
+    if case.slices_number == 1 or schedule is None or schedule.takes_slices(case.mode):
+        return planned
+    able = next(one for one in SCHEDULES.values() if one.in_slices is not None)
+    own = able.stages_per_rank.default
+    return dataclasses.replace(case, schedule=able.name, stages_per_rank=own), measure
 
 
 def _check_possible(

@@ -91,7 +91,7 @@ def plan(
 
 def read_question(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep file that a plan can be made for. Raises SweepFileError."""
-    sweep = read_sweep(Path(file), overrides, default_device())
+    sweep = read_sweep(Path(file), overrides, default_device(), is_question=True)
     note_unmet(sweep)
     problem = next(problems_of_plan(sweep), None)
     if problem is not None:

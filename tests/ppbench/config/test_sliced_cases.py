@@ -24,6 +24,7 @@ from ppbench.display.cases import case_text
 from ppbench.display.units import held_share
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.prediction import simulate
+from ppbench.recommendation.question import read_question, request_of
 from ppbench.run.runtimes.runtime import trainer_config
 
 SLICED = 'schedule = "seq1f1b"\nworld_size = 4\nslices.number = 4\n'
@@ -87,6 +88,23 @@ def test_a_file_has_whole_numbers_of_slices(tmp_path):
         simulate(f"csv:{file}", 2, 4, slices="2")
     with pytest.raises(SweepFileError, match=r"slices.number: .*no multiple of 3 slices"):
         read(tmp_path, f'schedule = "csv:{file}"\nworld_size = 2\nslices.number = 3')
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "seq1f1b"])
+def test_a_plan_is_asked_for_in_slices_whatever_the_schedule_of_the_file(tmp_path, schedule):
+    given = "" if schedule == "1f1b" else f'schedule = "{schedule}"\n'
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        f"{given}world_size = 2\nslices = {{number = 4, attention = 0.25}}\n[plan]\n"
+        'schedules = ["seq1f1b", "zbv"]\n'
+    )
+    request = request_of(question := read_question(file))
+    assert only_case(question).schedule == schedule
+    assert request.schedules == ("seq1f1b", "zbv")
+    assert request.slices == shares_of((32,) * 4, 0.25)
+    file.write_text(f"slices.number = 200\n{file.read_text().replace('slices =', '#')}")
+    with pytest.raises(SweepFileError, match=r"slices.number: 200 slices of 128 tokens"):
+        read_question(file)
 
 
 def test_a_schedule_of_slices_without_any_is_noted(tmp_path):
