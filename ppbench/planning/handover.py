@@ -51,7 +51,7 @@ def chosen_case(plan: Plan, sweep: Sweep) -> Planned:
 
 def case_of(one: Configuration, case: Case, file: Path) -> Case:
     """The given case with a configuration's pipeline; `file` is for a program of the solver."""
-    is_mixed = len(set(one.recompute)) > 1
+    is_mixed, is_sliced = len(set(one.recompute)) > 1, one.num_slices > 1
     return replace(
         case,
         schedule=f"{CSV_PREFIX}{file}" if one.schedule == AUTO else one.schedule,
@@ -61,7 +61,8 @@ def case_of(one: Configuration, case: Case, file: Path) -> Case:
         stages_per_rank=one.stages_per_rank,
         num_microbatches=one.num_microbatches,
         slices_number=one.num_slices,
-        slices_lengths=case.slices_lengths if one.num_slices > 1 else Case.slices_lengths,
+        slices_lengths=case.slices_lengths if is_sliced else Case.slices_lengths,
+        slices_attention=case.slices_attention if is_sliced else Case.slices_attention,
         train_microbatch_size=one.microbatch_size,
         model_partition=one.layers,
         train_recompute=any(one.recompute),

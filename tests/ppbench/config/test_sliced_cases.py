@@ -42,6 +42,12 @@ EMULATED = f'{SLICED}device = "emulated"\n{TIMES}'
             'schedule = "seq1f1b"\nslices.lengths = [64, 64]',
             "2 slices .*; expected slices.number 1",
         ),
+        ("slices.attention = 0.5", "slices.attention: applies only with slices.number>1"),
+        ('slices.lengths = "balanced"', "slices.lengths: applies only with slices.number>1"),
+        (
+            "[grid]\nslices.number = [1, 4]\nslices.attention = [0.0, 0.5]\n",
+            "slices.attention: app",
+        ),
         (f"{SLICED}slices.lengths = [64, 64]", "has 2 slices of 128 tokens in all; expected"),
         (f"{SLICED}slices.lengths = [64, 32, 16, 8]", "of 120 tokens in all; .* of seq_len 128"),
         (f'{SLICED}slices.lengths = "equal"', '"even", "balanced" or the number of tokens of each'),

@@ -128,7 +128,7 @@ def test_slices_are_planned_where_they_are_asked_for(attention):
     case = Case(schedule="seq1f1b", slices_number=4, slices_attention=attention)
     handed = [case_of(one.configuration, case, Path("mine.csv")) for one in (sliced, plain)]
     assert [one.slices_number for one in handed] == [4, 1]
-    assert [one.slices_attention for one in handed] == [attention] * 2  # which the model has
+    assert [one.slices_attention for one in handed] == [attention, 0.0]  # no key without effect
     listed = replace(case, slices_lengths=(50, 30, 28, 20))
     handed = [case_of(one.configuration, listed, Path("mine.csv")) for one in (sliced, plain)]
     assert [one.slices_lengths for one in handed] == [listed.slices_lengths, "even"]
