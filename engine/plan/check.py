@@ -33,7 +33,8 @@ def check(program: Program, max_held: int | None = None) -> None:
     """Raise ProgramError unless each action is placed, happens once, and can run in this order.
 
     With `max_held`, also unless no rank ever holds more activations than that, counted in
-    microbatches over all its stages. The cost grows with the length of the program.
+    microbatches, or slices of them, over all its stages. The cost grows with the length of the
+    program.
     """
     compute = program.compute_only()
     check_facts(compute)
@@ -44,9 +45,9 @@ def check(program: Program, max_held: int | None = None) -> None:
                 row = compute.table.part(rank)
                 held = itertools.accumulate((a.op is Op.F) - (a.op in (Op.B, Op.W)) for a in row)
                 position, num_held = next((at, n) for at, n in enumerate(held) if n > max_held)
+                what = "slices" if compute.slices else "microbatches"
                 reason = (
-                    f"holds the activations of {num_held} microbatches; at most {max_held} are "
-                    "allowed"
+                    f"holds the activations of {num_held} {what}; at most {max_held} are allowed"
                 )
                 raise ProgramError(compute, rank, position, reason)
 

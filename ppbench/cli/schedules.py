@@ -50,7 +50,7 @@ MaxHeld = Annotated[
     int | None,
     option(
         "--max-held N",
-        "Largest number of activations (of a microbatch on a stage) that a rank may hold.",
+        "Largest number of activations (of a microbatch or slice on a stage) that a rank may hold.",
     ),
 ]
 COLUMNS = [
@@ -173,6 +173,7 @@ def check(
     microbatches: Microbatches = None,
     stages_per_rank: StagesPerRank = None,
     max_held: MaxHeld = None,
+    slices: Slices = None,
     sharding: Annotated[
         str | None,
         option(
@@ -187,7 +188,7 @@ def check(
     from engine.plan.collectives import POLICIES
     from engine.plan.rules import ProgramError
     from engine.plan.schedules.registry import CSV_PREFIX, known_names
-    from ppbench.display.predictions import OF_PEAKS, peaks_text
+    from ppbench.display.predictions import OF_PEAKS, microbatches_text, peaks_text
     from ppbench.prediction import (
         ProgramRequest,
         placement_word,
@@ -196,22 +197,22 @@ def check(
         program_of_file,
         with_transfers,
     )
-    from ppbench.prediction.amounts import UNIT_COSTS
+    from ppbench.prediction.amounts import UNIT_COSTS, read_slices
     from ppbench.prediction.replicas import collectives_of_file
 
     if max_held is not None and max_held < 1:
         raise UsageError(f"--max-held: must be at least 1, got {max_held}")
-    num_collectives = 0
+    num_collectives, shares = 0, read_slices(slices)
     if name not in known_names():
         shape = {"ranks": ranks, "microbatches": microbatches, "stages-per-rank": stages_per_rank}
         for given, value in shape.items():
             if value is not None:
                 raise UsageError(f"--{given}: a file has its own; leave it out")
         path = Path(name.removeprefix(CSV_PREFIX))
-        program = program_of_file(path, max_held)
+        program = program_of_file(path, max_held, shares)
         num_collectives = collectives_of_file(path, sharding)
     else:
-        program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank))
+        program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank, shares))
         try:
             check_rules(program, max_held)
         except ProgramError as error:
@@ -228,7 +229,7 @@ def check(
     counts = [
         counted(program.world_size, "rank"),
         f"{counted(program.num_stages, 'stage')} ({placement_word(program)} placement)",
-        counted(program.num_microbatches, "microbatch"),
+        microbatches_text(program),
         counted(num_actions, "action"),
         *([counted(num_transfers, "transfer")] if program.has_transfers else []),
         *([counted(num_collectives, "collective")] if num_collectives else []),

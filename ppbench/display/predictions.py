@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
+from engine.plan.program import Program
 from ppbench.display.units import counted
 from ppbench.prediction import Prediction
 from ppbench.prediction.amounts import UnitCosts
@@ -23,10 +24,13 @@ def shape_text(prediction: Prediction) -> str:
         counts.append(f"{counted(replication.replicas, 'replica')} sharing by {sharding}")
     if program.num_stages > program.world_size:
         counts.append(counted(program.num_stages, "stage"))
-    counts.append(counted(program.num_microbatches // program.num_slices, "microbatch"))
-    if program.slices:
-        counts[-1] += f" of {counted(program.num_slices, 'slice')}"
-    return ", ".join([*counts, costs_text(prediction.costs)])
+    return ", ".join([*counts, microbatches_text(program), costs_text(prediction.costs)])
+
+
+def microbatches_text(program: Program) -> str:
+    """Count the microbatches, and the slices of each: `8 microbatches of 4 slices`."""
+    text = counted(program.num_microbatches // program.num_slices, "microbatch")
+    return f"{text} of {counted(program.num_slices, 'slice')}" if program.slices else text
 
 
 def costs_text(costs: UnitCosts) -> str:

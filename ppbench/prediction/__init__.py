@@ -485,13 +485,15 @@ def _unusable(name: str, error: ValueError | OSError) -> UsageError:
     return UsageError(str(error))
 
 
-def program_of_file(path: Path, max_held: int | None = None) -> Program:
-    """The program of a CSV file, checked against all rules.
+def program_of_file(
+    path: Path, max_held: int | None = None, slices: tuple[float, ...] = ()
+) -> Program:
+    """The program of a CSV file, of microbatches in these `slices`, checked against all rules.
 
     Raises UsageError, which marks an action that breaks a rule at its place in the file.
     """
     try:
-        program = replace(read_csv(path).without_collectives(), schedule=str(path))
+        program = replace(read_csv(path, slices).without_collectives(), schedule=str(path))
         with no_garbage():
             check(program, max_held)
     except ProgramError as error:
@@ -499,6 +501,8 @@ def program_of_file(path: Path, max_held: int | None = None) -> Program:
         positions = [n for n, action in enumerate(row) if action.op in COMPUTE_OPS] + [len(row)]
         placed = ProgramError(program, error.rank, positions[error.position], error.reason)
         raise UsageError(str(placed)) from None
+    except ShapeError as error:
+        raise UsageError(f"{_OPTIONS[error.key]}: {error}") from None
     except (ValueError, OSError) as error:
         raise _unusable(str(path), error) from None
     return program

@@ -333,17 +333,11 @@ def _program_of_file(
     stages_per_rank: int | None,
     slices: tuple[float, ...],
 ) -> Program:
-    program = replace(read_csv(Path(name.removeprefix(CSV_PREFIX))), slices=slices)
-    num_written, num_slices = program.num_microbatches, max(1, len(slices))
-    if num_written % num_slices:
-        reason = (
-            f"{name} has {num_written} microbatches, which is no multiple of {num_slices} slices"
-        )
-        raise ShapeError("slices.number", reason)
+    program = read_csv(Path(name.removeprefix(CSV_PREFIX)), slices)
     checks: list[tuple[str, float, int | None]] = [
         ("world_size", program.world_size, world_size),
         ("stages_per_rank", program.num_stages / program.world_size, stages_per_rank),
-        ("num_microbatches", num_written / num_slices, num_microbatches),
+        ("num_microbatches", program.num_microbatches / program.num_slices, num_microbatches),
     ]
     for key, value, asked in checks:
         if asked is not None and value != asked:
@@ -351,14 +345,20 @@ def _program_of_file(
     return program
 
 
-def read_csv(path: Path) -> Program:
-    """A program in torch's CSV form, called `csv:PATH`.
+def read_csv(path: Path, slices: tuple[float, ...] = ()) -> Program:
+    """A program in torch's CSV form, called `csv:PATH`; with `slices`, of microbatches in these.
 
-    Raises ProgramFileError, which names the file, and the row and column of a bad cell.
+    Raises ProgramFileError, which names the file, and the row and column of a bad cell, and
+    ShapeError where the file has no whole number of sliced microbatches.
     """
     try:
-        return from_csv(path.read_text(encoding="utf-8-sig"), f"{CSV_PREFIX}{path}")
+        program = from_csv(path.read_text(encoding="utf-8-sig"), f"{CSV_PREFIX}{path}")
     except OSError as error:
         raise ProgramFileError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ProgramFileError(f"{path}: {error}") from None
+    num_written, num_slices = program.num_microbatches, max(1, len(slices))
+    if num_written % num_slices:
+        reason = f"{num_written} microbatches, which is no multiple of {num_slices} slices"
+        raise ShapeError("slices.number", f"{program.schedule} has {reason}")
+    return replace(program, slices=slices)
