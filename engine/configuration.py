@@ -49,7 +49,7 @@ class TrainerConfig:
     own, and `sharding` says what of parameters, gradients and optimizer states each keeps.
 
     With `slices`, each microbatch comes in slices of so many tokens, the sum of which is `seq_len`;
-    `attention` is the share of its time that attention takes (`engine.plan.slices`).
+    `attention`, from 0 to 1, is the share of its time that attention takes (`engine.plan.slices`).
 
     With `has_pairs`, the forwards and backwards that a schedule pairs are one action each.
 
@@ -87,6 +87,13 @@ class TrainerConfig:
         if self.autocast not in AUTOCAST:
             known = ", ".join(AUTOCAST)
             raise ValueError(f'unknown autocast "{self.autocast}"; known: {known}')
+        if not 0 <= self.attention <= 1:
+            raise ValueError(f"attention is {self.attention:g}; expected a share from 0 to 1")
+        if self.slices and self.data.is_variable:
+            raise ValueError(
+                'slices are cut from sequences of one length; seq_len is "variable", expected a '
+                "number of tokens; give one, or no slices"
+            )
         if self.slices and (sum(self.slices) != self.data.seq_len or min(self.slices) < 1):
             raise ValueError(
                 f"slices of {list(self.slices)} tokens; expected at least 1 in each, and seq_len "

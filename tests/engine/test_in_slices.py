@@ -242,7 +242,10 @@ def test_a_setting_that_draws_nothing_in_a_causal_lm_lets_slices_be(
 def test_settings_of_slices_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="at least 1 in each, and seq_len 16 in all"):
         config("seq1f1b", 2, 2, slices=(8, 4))
-    with pytest.raises(ValueError, match="seq_len variable in all"):
+    with pytest.raises(ValueError, match='seq_len is "variable", expected a number of tokens'):
         config("seq1f1b", 2, 2, slices=(8, 8), seq_len="variable")
+    for share in (2.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match=f"attention is {share:g}; expected a share from 0"):
+            config("seq1f1b", 2, 2, slices=(8, 8), attention=share)
     with pytest.raises(ValueError, match="cannot be compiled"):
         config("seq1f1b", 2, 2, slices=(8, 8), compile=True)
