@@ -163,7 +163,11 @@ ReplicaFactors = Annotated[
 ]
 Cost = Annotated[
     str,
-    option("--cost F=S,I=S,W=S", "Seconds per microbatch and rank; each of V stages takes 1/V."),
+    option(
+        "--cost F=S,I=S,W=S",
+        "Seconds per microbatch and rank; each of V stages takes 1/V; with two ways (chimera, "
+        "dualpipe), each takes all.",
+    ),
 ]
 RESULTS = Path("results")
 REPORTS = Path("reports")

@@ -268,7 +268,10 @@ class Case:
         3, whole(1, 65_536), "stages of a rank that `torch` keeps unsharded"
     )
     emulated_F_ms: tuple[float, ...] = setting(  # noqa: N815  # an op's name
-        (), kinds.OP_MS, "forward of a rank's share, or of each stage; milliseconds, JSON list"
+        (),
+        kinds.OP_MS,
+        "forward of a rank (each of v stages takes 1/v; with two ways, `chimera` and `dualpipe`, "
+        "each takes all), or of each stage; milliseconds, JSON list",
     )
     emulated_I_ms: tuple[float, ...] = setting(  # noqa: N815
         (), kinds.OP_MS, "input-gradient half of the backward, likewise"
