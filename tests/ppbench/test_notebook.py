@@ -50,8 +50,8 @@ def test_a_notebook_shows_the_answer_of_a_command(demo: Store, capsys) -> None:
     assert "<table" in listed._repr_html_()
     again = ppbench.answer("ls", results=str(demo.folder))  # a path as text
     assert again._repr_html_() == listed._repr_html_()
-    sides = [str(demo.folder), str(demo.folder)]
-    pairs = ppbench.answer("compare", sides, results=demo.folder)
+    ids = [*demo.runs(["run_id"])["run_id"]]
+    pairs = ppbench.answer("compare", ids, across="schedule", results=demo.folder)
     assert "forest" in pairs.html()
     assert "forest" not in pairs._repr_html_()  # a notebook has no style for it
     with pytest.raises(UsageError, match='unknown command "compar"; did you mean "compare"'):
