@@ -133,7 +133,7 @@ def sweep(
         from ppbench.comparison.evidence import MOST_LAUNCHES
         from ppbench.report.until_answered import UntilAnswered
 
-        policy = UntilAnswered(selected, store, seconds, note)
+        policy = UntilAnswered(selected, store, seconds, note, retries_failed=retry_failed)
         launches = tuple(
             (case, dataclasses.replace(measure, launches=MOST_LAUNCHES))
             for case, measure in read.cases

@@ -8,6 +8,7 @@ from ppbench.comparison.lines import COMMIT, Comparison, Line
 from ppbench.display.cases import axis_text
 from ppbench.display.changes import change_text
 from ppbench.display.units import counted, percent
+from ppbench.judge.estimates import Doubt
 from ppbench.judge.verdicts import SPEED, Verdict
 
 
@@ -37,8 +38,10 @@ def _sentence(base: str, head: str, lines: Sequence[Line]) -> str:
             case Verdict.same:
                 return f"{head} is as fast as {base}: {change} tokens/s."
         if line.change.has_interval:
-            known = f"known within {percent(line.change.within)}"
-            return f"Open: {pair}: {change} tokens/s, {known}; measure more launches."
+            known = f"known within {percent(line.change.within)}; measure more launches"
+            if line.change.doubt is Doubt.cautioned:
+                known = "a caution forbids a verdict"
+            return f"Open: {pair}: {change} tokens/s, {known}."
         return f"Open: {pair} has too few launches for a verdict ({change} tokens/s)."
     counts = []
     for verdict in Verdict:

@@ -43,10 +43,12 @@ class UntilAnswered:
         now: Callable[[], float] = time.monotonic,
         *,
         are_ranks_free: bool = False,
+        retries_failed: bool = False,
     ) -> None:
-        """`are_ranks_free` is that of `judge`."""
+        """`are_ranks_free` is that of `judge`; `retries_failed`: whatever failed is run again."""
         self._cases = [case.case_id for case, _ in sweep.cases]
         self._store, self._are_ranks_free = store, are_ranks_free
+        self._retries_failed = retries_failed
         self._budget, self._say, self._last_s = Budget(budget_s, now), say, 0.0
         self._num_wanted, self._is_first = len(self._cases), True
         self.stop = ""
@@ -72,7 +74,8 @@ class UntilAnswered:
                 along = [line for comparison in judged.along for line in comparison.lines]
                 wanted, text = open_sides(along), changes_text(along)
         if is_first:  # a case that crashed in an earlier sweep is run again
-            wanted |= frozenset(self._cases) - frozenset(good["case_id"])
+            left_out = set() if self._retries_failed else _finally_failed(runs)
+            wanted |= frozenset(self._cases) - frozenset(good["case_id"]) - left_out
         if not wanted:
             launches = counted(num_launches, "launch")
             self.stop = "every case failed" if good.empty else f"decided after {launches}"
@@ -116,11 +119,13 @@ def seconds_of_last_launch(runs: pd.DataFrame) -> float:
 
 def hopeless_cases(runs: pd.DataFrame) -> frozenset[str]:
     """Return the cases that would fail again: by what they are, or since they did so twice."""
-    failed = runs.loc[runs["status"] != "ok", ["case_id", "status"]]
-    num_failed = failed.groupby("case_id").size()
-    finally_failed = failed.loc[failed["status"].isin(FAILED_FINALLY), "case_id"]
+    num_failed = runs.loc[runs["status"] != "ok", "case_id"].value_counts()
     twice = set(num_failed[num_failed > 1].index) - set(runs.loc[runs["status"] == "ok", "case_id"])
-    return frozenset(finally_failed) | frozenset(twice)
+    return frozenset(twice | _finally_failed(runs))
+
+
+def _finally_failed(runs: pd.DataFrame) -> set[str]:
+    return set(runs.loc[runs["status"].isin(FAILED_FINALLY), "case_id"])
 
 
 def open_cases(judged: Judged) -> frozenset[str]:

@@ -20,6 +20,7 @@ from ppbench.display.changes import beyond_reach
 from ppbench.display.commands import BUDGET, LAUNCHES, larger_budget, repeated
 from ppbench.display.units import duration
 from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.estimates import Doubt
 from ppbench.judge.forecast import MOST_LAUNCHES, launches_needed
 from ppbench.judge.verdicts import Change, Verdict
 from ppbench.report.pages.judgement import Judgement
@@ -88,11 +89,13 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
 def more_launches(changes: Sequence[Change], runs: pd.DataFrame, command: str) -> tuple[str, str]:
     """Return how to decide those of some changes that are open, and the command that does it."""
     opened = [change for change in changes if not change.is_decided]
-    needed = [launches_needed(change, num_tests=len(changes)) for change in opened]
+    opened = [change for change in opened if change.doubt is not Doubt.cautioned]
     if not opened:
         return "", ""
+    known = [change for change in opened if change.has_interval]
+    needed = [launches_needed(change, num_tests=len(changes)) for change in known]
     if None in needed:
-        return f"What is open is decided {beyond_reach(opened, _most(runs))}.", ""
+        return f"What is open is decided {beyond_reach(known, _most(runs))}.", ""
     num = max(_ADVISED, *filter(None, needed))
     deed, settings = _measuring(num, runs, command)
     again = repeated(command, settings)

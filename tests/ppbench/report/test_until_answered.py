@@ -193,9 +193,13 @@ def test_a_case_that_crashed_is_run_again_until_it_crashed_twice():
     assert world.policy(pd.DataFrame([crashed, *ok[:1]])) == ids
     again = crashed | {"launch": 1}
     assert world.policy(pd.DataFrame([crashed, again, *ok[:2]])) == {AFAB.case_id}
-    later = World({AFAB: 1000.0, OTHER: 1000.0})  # the same command, another day
-    rows = pd.DataFrame([crashed, *ok])
-    assert OTHER.case_id in later.policy(rows.reindex(columns=[*rows.columns, "rounds"]))
+    cases = tuple((case, Measure()) for case in (AFAB, OTHER))
+    for status, retries_failed in (("crash", False), ("invalid", True), ("invalid", False)):
+        rows = pd.DataFrame([crashed | {"status": status}, *ok]).assign(rounds=None)
+        sweep, store = Sweep("w", "w.toml", cases, ("schedule",)), Store(Path("none"))
+        later = UntilAnswered(sweep, store, 9.0, print, retries_failed=retries_failed)
+        is_again = status == "crash" or retries_failed  # the same command, another day
+        assert (OTHER.case_id in later(rows)) == is_again
 
 
 def test_cases_that_were_not_chosen_have_no_part_in_the_question():
