@@ -178,7 +178,7 @@ def compare_along(axes: Iterable[str], runs: pd.DataFrame, store: Store) -> list
 
     Raises StoreError.
     """
-    side = side_of("", "the sweep", store, runs.copy())  # in one piece
+    side = side_of("", "the sweep", store, runs)
     varying = (axis for axis in axes if len(set(side.runs[axis].astype(str))) > 1)
     return [compare_values(axis, side, None, [METRICS[SPEED]]) for axis in varying]
 

@@ -56,7 +56,7 @@ class Grid:
         """`runs` are those that are ok; along the commit all have a column `SIDE`."""
         self.axis = axis
         column = SIDE if axis == COMMIT else axis
-        every = pd.concat([runs, failed])
+        every = pd.concat([runs, failed]).copy()  # in one piece
         every = every.assign(key=pd.Series(keys_of(every), every.index, dtype=object))
         cases = without_times_of_files(every.drop_duplicates(["key", column]))
         follow = _following(axis, cases)
