@@ -18,6 +18,7 @@ is replaced by what was received. (3) What leaves the list is what is sent.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import json
 import re
@@ -115,11 +116,6 @@ class CausalLMStage(StageModule):
         self._received: Tensor | None = None
         self._leaving: Tensor | None = None
         self._seq_len: int | None = None  # of the whole sequences whose slices come
-        for module in model.modules():  # rotary positions that may depend on the length
-            is_scaled = getattr(module, "rope_type", "default") != "default"
-            if is_scaled and "position_ids" in inspect.signature(module.forward).parameters:
-                module.register_forward_pre_hook(self._lengthen, with_kwargs=True)
-                module.register_forward_hook(self._shorten)
         if not is_first:
             # Before hooks of the model's own, which are to see what enters.
             listed[0].register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True)
@@ -145,26 +141,33 @@ class CausalLMStage(StageModule):
             self._received = self._leaving = None
 
     def prefix(self, seq_len: int) -> Prefix:
+        if self._seq_len is None:
+            for module in self.model.modules():  # rotary positions that may depend on the length
+                signature = inspect.signature(module.forward)
+                is_scaled = getattr(module, "rope_type", "default") != "default"
+                if is_scaled and "position_ids" in signature.parameters:
+                    lengthen = functools.partial(self._lengthen, signature)
+                    module.register_forward_pre_hook(lengthen, with_kwargs=True)
+                    module.register_forward_hook(self._shorten)
         self._seq_len = seq_len
         return Prefix(self._num_listed, seq_len)
 
     def _lengthen(
-        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+        self,
+        signature: inspect.Signature,
+        _module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
     ) -> tuple[tuple[object, ...], dict[str, object]]:
         """Add the whole sequence's last position to a slice's: the largest chooses frequencies."""
-        if self._seq_len is None:
-            return args, kwargs
-        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        assert self._seq_len is not None
+        bound, last = signature.bind(*args, **kwargs), self._seq_len - 1
         given = bound.arguments
-        given["position_ids"] = nn.functional.pad(
-            given["position_ids"], (0, 1), value=self._seq_len - 1
-        )
+        given["position_ids"] = nn.functional.pad(given["position_ids"], (0, 1), value=last)
         return bound.args, bound.kwargs
 
     def _shorten(self, _module: nn.Module, _args: object, output: Any) -> Any:
         """Take out what `_lengthen` added; tensors are `[..., positions, width]`."""
-        if self._seq_len is None:
-            return output
         if isinstance(output, Tensor):
             return output[..., :-1, :]
         return tuple(x[..., :-1, :] for x in output)

@@ -1,4 +1,4 @@
-"""What a comparison says of throughput, in sentences: one for each pair of sides or values."""
+"""A comparison tells of throughput in sentences, one for each pair of sides or values."""
 
 from __future__ import annotations
 

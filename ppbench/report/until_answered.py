@@ -65,7 +65,7 @@ class UntilAnswered:
             return frozenset(self._cases)
         along: list[Line] | None = None
         if num_launches < FEWEST_LAUNCHES:
-            wanted, text = frozenset(self._cases) - hopeless_cases(runs), ""
+            wanted, text = frozenset(self._cases) - failing_cases(runs), ""
         else:
             axes, is_free = varying_axes(runs), self._are_ranks_free
             judged = judge(runs, axes, [self._store], are_ranks_free=is_free)
@@ -117,8 +117,8 @@ def seconds_of_last_launch(runs: pd.DataFrame) -> float:
     return took_s - float(last["verification_s"].sum())
 
 
-def hopeless_cases(runs: pd.DataFrame) -> frozenset[str]:
-    """Return the cases that would fail again: by what they are, or since they did so twice."""
+def failing_cases(runs: pd.DataFrame) -> frozenset[str]:
+    """Return the cases that would fail again: by what they are, or as they have crashed twice."""
     num_failed = runs.loc[runs["status"] != "ok", "case_id"].value_counts()
     twice = set(num_failed[num_failed > 1].index) - set(runs.loc[runs["status"] == "ok", "case_id"])
     return frozenset(twice | _finally_failed(runs))

@@ -190,7 +190,7 @@ class Judged:
     pairs: Mapping[Pair, tuple[Evidence, Change]]  # of ids of cases, head and base, in both orders
     looks: Looks
     along: tuple[Comparison, ...] = ()
-    """What each axis changes, where no two cases do the same work."""
+    """They tell what each axis changes, where no two cases do the same work."""
 
     @property
     def first(self) -> Judgement | None:
